@@ -1,0 +1,33 @@
+"""What will run: the settings with everything that follows from the model and the machine.
+
+Made once by `preflight` before any process starts; every child gets it as one JSON document.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tpserve.model.spec import ModelSpec
+from tpserve.settings import Settings
+
+
+class Deployment(BaseModel):
+    """Resolved values. `num_pages` is None where only a loaded device can tell (CUDA)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: Settings
+    model_path: str
+    served_names: tuple[str, ...]  # the first is the model's id
+    spec: ModelSpec
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["bfloat16", "float16", "float32"]  # of weights and KV pages
+    page_size: int  # tokens
+    num_pages: int | None
+    max_model_len: int  # tokens of prompt and answer
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    stop_ids: tuple[int, ...]  # end-of-sequence ids
+    threads_per_rank: int

@@ -1,0 +1,413 @@
+"""Every message that passes between processes, and the one codec for them.
+
+A message is a frozen dataclass; on the wire it is the MessagePack array ``[tag, epoch, field, ...]``.
+The codec is built from the annotations and refuses anything else: wrong tag, arity, type, range or
+length. Integer arrays are little-endian ``bin`` fields and come back as read-only numpy arrays, so
+that a message about many rows costs the same as one about few. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Callable, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+
+class MessageError(ValueError):
+    """The bytes are not a valid message; the text says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Inclusive bounds of an integer field."""
+
+    low: int
+    high: int
+
+
+U16 = Annotated[int, Range(0, 2**16 - 1)]
+U32 = Annotated[int, Range(0, 2**32 - 1)]
+U64 = Annotated[int, Range(0, 2**64 - 1)]
+I32 = Annotated[int, Range(-(2**31), 2**31 - 1)]
+U8s = Annotated[np.ndarray, "<u1"]
+U16s = Annotated[np.ndarray, "<u2"]
+I32s = Annotated[np.ndarray, "<i4"]
+U32s = Annotated[np.ndarray, "<u4"]
+U64s = Annotated[np.ndarray, "<u8"]
+F32s = Annotated[np.ndarray, "<f4"]
+
+
+class Row(enum.IntFlag):
+    """Flags of a row of a `StepPlan`."""
+
+    SAMPLE = 1  # an id is sampled after the row's last token
+    FIRST = 2  # first chunk of a slot: the slot's old state is dropped, its parameters are in the plan
+    FROM_SLOT = 4  # the input is the id that the slot sampled last (count is 1)
+    LOGITS = 8  # every rank answers with its slice of the logits of all the row's tokens
+
+
+class Finish(enum.IntEnum):
+    """Why a choice ended, or NONE while it goes on."""
+
+    NONE = 0
+    STOP = 1  # the id is an end-of-sequence or stop id
+    LENGTH = 2
+    ERROR = 3  # the logits were not finite; the id of that entry is -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """How a request's ids are chosen. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off."""
+
+    temperature: float
+    top_k: U32
+    top_p: float
+    min_p: float
+    seed: U64
+
+
+# frontend -> coordinator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """A request. `choices` are the indices to generate; `generated[i]` the ids that choice already has."""
+
+    request: U64
+    prompt: I32s
+    choices: U16s
+    generated: list[I32s]
+    max_tokens: U32  # per choice, counted from the prompt's end
+    stop_ids: I32s
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        _same_length(self, "choices", "generated")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Abort:
+    """Ends one choice, or all of the request (choice -1). Unknown numbers are ignored: it may be over."""
+
+    request: U64
+    choice: I32
+
+
+# coordinator -> workers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One step for all ranks. Arrays are parallel per row unless said otherwise.
+
+    A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row
+    order) are appended to the slot's page table before the step. `ids` (flat, in row order) holds the
+    input ids of the rows that are not FROM_SLOT. `starts`, `seeds`, `choices`, `temperatures`,
+    `top_ks`, `top_ps` and `min_ps` have one entry per FIRST row: the position of the row's first token
+    (a prefix hit precedes it) and the slot's parameters. Pages `copy_to` are overwritten with pages
+    `copy_from` before any key or value of this step is written.
+    """
+
+    step: U64
+    slots: U16s
+    counts: U32s
+    flags: U8s
+    page_counts: U16s
+    pages: I32s
+    ids: I32s
+    starts: U32s
+    seeds: U64s
+    choices: U16s
+    temperatures: F32s
+    top_ks: U32s
+    top_ps: F32s
+    min_ps: F32s
+    copy_from: I32s
+    copy_to: I32s
+
+    def __post_init__(self) -> None:
+        _same_length(self, "slots", "counts", "flags", "page_counts")
+        _same_length(self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps")
+        _same_length(self, "copy_from", "copy_to")
+
+
+# worker -> coordinator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hello:
+    """First message of a worker on `plans`."""
+
+    rank: U16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """Rank 0's answer to a plan: one id per SAMPLE row, in row order; -1 where the logits were not finite.
+
+    `seconds` has one entry per name in `STEP_PARTS`; `all_reduces` and `all_gathers` count the step's collectives.
+    """
+
+    step: U64
+    ids: I32s
+    seconds: F32s
+    all_reduces: U32
+    all_gathers: U32
+
+
+STEP_PARTS = ("wait", "prepare", "forward", "collective", "sample")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """One rank's slice of the float32 logits of a LOGITS row: `values` is (count, columns), flat.
+
+    Column 0 is vocabulary id `first_id`.
+    """
+
+    step: U64
+    rank: U16
+    row: U16
+    first_id: U32
+    count: U32
+    values: F32s
+
+
+# coordinator -> frontend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """What one step brought, one entry per id. `cached` is the choice's prompt tokens found in the prefix cache."""
+
+    step: U64
+    requests: U64s
+    choices: U16s
+    ids: I32s
+    finishes: U8s
+    cached: U32s
+    seconds: F32s  # as in StepResult
+
+    def __post_init__(self) -> None:
+        _same_length(self, "requests", "choices", "ids", "finishes", "cached")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """The request can never be served; `reason` is for its client."""
+
+    request: U64
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stats:
+    """State of the scheduler now, and its counters since the epoch began."""
+
+    running: U32
+    waiting: U32
+    pages_used: U32
+    pages_total: U32
+    preemptions: U64
+    prefix_hit_tokens: U64
+    plan_bytes: U64
+    all_reduces: U64
+    all_gathers: U64
+
+
+# control: launcher <-> every child
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Started:
+    """First message of a child on `control`, sent when its imports are done."""
+
+    role: str
+    rank: U16
+    pid: U32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loading:
+    """Bytes of weights read so far by a rank."""
+
+    rank: U16
+    done_bytes: U64
+    total_bytes: U64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """The rank's weights are in place; it could hold `pages` pages."""
+
+    rank: U16
+    pages: U64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serve:
+    """Launcher -> coordinator and workers: allocate this many pages and go to work."""
+
+    pages: U64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Up:
+    """Launcher -> frontend: an epoch's coordinator and workers are ready."""
+
+    pages: U64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """Child -> launcher: answer to `Serve` and `Up`."""
+
+    role: str
+    rank: U16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Failure:
+    """Child -> launcher: it cannot go on. `text` is one line; `detail` a traceback, or empty for a user's mistake."""
+
+    role: str
+    rank: U16
+    step: U64
+    text: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stop:
+    """Launcher -> frontend: take no new request; end the open ones (drain), or cut them with `reason` (not drain)."""
+
+    drain: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drained:
+    """Frontend -> launcher: no request is open and none will be."""
+
+
+MESSAGES: tuple[type, ...] = (
+    Submit, Abort, StepPlan, Hello, StepResult, Logits, Tokens, Refused, Stats,
+    Started, Loading, Loaded, Serve, Up, Ready, Failure, Stop, Drained,
+)  # fmt: skip
+Message = Union[
+    Submit, Abort, StepPlan, Hello, StepResult, Logits, Tokens, Refused, Stats,
+    Started, Loading, Loaded, Serve, Up, Ready, Failure, Stop, Drained,
+]  # fmt: skip
+
+
+def encode(message: Message, epoch: int) -> bytes:
+    """The wire form. Raises MessageError when a field does not fit its annotation."""
+    kind = type(message)
+    if kind not in _TAGS:
+        raise MessageError(f"{kind.__name__} is not a message")
+    return msgpack.packb([_TAGS[kind], epoch, *_pack(kind, message)])  # type: ignore[no-any-return]
+
+
+def decode(data: bytes | memoryview) -> tuple[int, Message]:
+    """(epoch, message). Raises MessageError for anything that `encode` cannot have made."""
+    try:
+        parts = msgpack.unpackb(data, use_list=True, strict_map_key=True)
+    except Exception as error:  # msgpack raises many unrelated kinds for bad bytes
+        raise MessageError(f"not MessagePack: {error}") from None
+    if not isinstance(parts, list) or len(parts) < 2 or any(type(part) is not int for part in parts[:2]):
+        raise MessageError("not an array that begins with tag and epoch")
+    tag, epoch, *values = parts
+    if not 0 <= tag < len(MESSAGES) or epoch < 0:
+        raise MessageError(f"unknown tag {tag} or epoch {epoch}")
+    return epoch, _unpack(MESSAGES[tag], values)
+
+
+_Convert = Callable[[Any], Any]
+_Codec = tuple[str, _Convert, _Convert]  # field name, to the wire, from the wire
+
+
+def _pack(kind: type, message: object) -> list[Any]:
+    out = []
+    for name, put, _ in _CODECS[kind]:
+        try:
+            out.append(put(getattr(message, name)))
+        except MessageError as error:
+            raise MessageError(f"{kind.__name__}.{name}: {error}") from None
+    return out
+
+
+def _unpack(kind: type, values: list[Any]) -> Any:
+    codecs = _CODECS[kind]
+    if len(values) != len(codecs):
+        raise MessageError(f"{kind.__name__} has {len(codecs)} fields, got {len(values)}")
+    out = []
+    for (name, _, get), value in zip(codecs, values):
+        try:
+            out.append(get(value))
+        except MessageError as error:
+            raise MessageError(f"{kind.__name__}.{name}: {error}") from None
+    return kind(*out)
+
+
+def _same_length(message: object, *names: str) -> None:
+    lengths = {name: len(getattr(message, name)) for name in names}
+    if len(set(lengths.values())) > 1:
+        raise MessageError(f"{type(message).__name__}: lengths differ: {lengths}")
+
+
+def _codec(annotation: Any) -> tuple[_Convert, _Convert]:
+    """(to the wire, from the wire) of one annotation."""
+    if get_origin(annotation) is Annotated:
+        base, detail = get_args(annotation)
+        return _array(np.dtype(detail)) if base is np.ndarray else _integer(detail)
+    if get_origin(annotation) is list:
+        put, get = _codec(get_args(annotation)[0])
+        return (lambda xs: [put(x) for x in xs]), (lambda xs: [get(x) for x in _exactly(list, xs)])
+    if annotation in (str, bool):
+        return (lambda x: _exactly(annotation, x),) * 2
+    if annotation is float:
+        return (lambda x: float(x)), (lambda x: _exactly(float, x))
+    return (lambda x: _pack(annotation, x)), (lambda x: _unpack(annotation, _exactly(list, x)))
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise MessageError(f"wants {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _integer(bounds: Range) -> tuple[_Convert, _Convert]:
+    def check(value: Any) -> int:
+        if type(value) is not int or not bounds.low <= value <= bounds.high:
+            raise MessageError(f"wants an integer from {bounds.low} to {bounds.high}, got {value!r}")
+        return value
+
+    return (lambda value: check(int(value))), check
+
+
+def _array(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:
+    def put(value: Any) -> bytes:
+        array = np.asarray(value)
+        if array.ndim != 1 or not (array.dtype == dtype or array.size == 0):
+            raise MessageError(f"wants a 1-d array of {dtype.name}, got {array.dtype.name} {array.shape}")
+        return array.astype(dtype, copy=False).tobytes()
+
+    def get(value: Any) -> np.ndarray:
+        data: bytes = _exactly(bytes, value)
+        if len(data) % dtype.itemsize:
+            raise MessageError(f"{len(data)} bytes are no array of {dtype.name}")
+        return np.frombuffer(data, dtype)
+
+    return put, get
+
+
+def _build(kind: type) -> list[_Codec]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [(field.name, *_codec(hints[field.name])) for field in fields(kind)]
+
+
+_TAGS = {kind: tag for tag, kind in enumerate(MESSAGES)}
+_CODECS: dict[type, list[_Codec]] = {kind: _build(kind) for kind in (*MESSAGES, Sampling)}
