@@ -67,6 +67,11 @@ class Writer:
         """Show that the process is alive: at least twice a second while idle."""
         self._words[_BEAT_NS] = time.monotonic_ns()
 
+    @property
+    def last_step(self) -> int:
+        """The step shown last."""
+        return self._words[_STEP]
+
     def step(self, step: int) -> None:
         """Show the step that is under way or was done last, and beat."""
         self._words[_STEP] = step

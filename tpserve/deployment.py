@@ -31,3 +31,4 @@ class Deployment(BaseModel):
     max_num_batched_tokens: int
     stop_ids: tuple[int, ...]  # end-of-sequence ids
     threads_per_rank: int
+    notes: tuple[str, ...] = ()  # what the user should know, one line each

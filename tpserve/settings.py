@@ -10,10 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 DEMO = "demo"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "kb": 1000}
 _UNITS |= {"mb": 1000**2, "gb": 1000**3}
@@ -45,6 +44,15 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def explain(error: ValidationError) -> tuple[str, str]:
+    """The first field that pydantic refused, and what it must be."""
+    first, *_ = errors = error.errors()
+    field = first["loc"][0]
+    # A field of several types brings one complaint per type.
+    wants = [e["msg"].removeprefix("Value error, ").replace("Input should be", "must be") for e in errors if e["loc"][0] == field]
+    return str(field), " or ".join(dict.fromkeys(wants))
+
+
 class Settings(BaseModel):
     """What the user asked for, checked value by value. What needs the model to be known is in `Deployment`."""
 
@@ -52,7 +60,9 @@ class Settings(BaseModel):
 
     model: Annotated[str, Flag("--model"), Field(min_length=1, description="Model folder, or 'demo'.")] = DEMO
     served_model_name: Annotated[
-        tuple[str, ...], Flag("--served-model-name"), Field(description="Name(s) clients use for the model; the first is its id.")
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        Flag("--served-model-name"),
+        Field(description="Names clients use for the model, the first is its id; default: the folder's name."),
     ] = ()
     host: Annotated[str, Flag("--host"), Field(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Flag("--port"), Field(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")] = 8000
@@ -74,13 +84,13 @@ class Settings(BaseModel):
         Field(description="dummy: random weights from config.json alone."),
     ] = "auto"
     max_model_len: Annotated[
-        int | Literal["auto"],
+        Annotated[int, Field(ge=1)] | Literal["auto"],
         Flag("--max-model-len"),
         Field(description="Most tokens of a prompt with its answer; auto is the most the model and the memory allow."),
     ] = "auto"
     max_num_seqs: Annotated[int, Flag("--max-num-seqs"), Field(ge=1, le=65535, description="Most sequences that run at once.")] = 256
     max_num_batched_tokens: Annotated[
-        int | Literal["auto"],
+        Annotated[int, Field(ge=1)] | Literal["auto"],
         Flag("--max-num-batched-tokens"),
         Field(description="Most tokens in one step; auto is 512 on a CPU, 8192 on a GPU."),
     ] = "auto"
@@ -94,7 +104,7 @@ class Settings(BaseModel):
         int, Flag("--block-size"), Field(ge=1, le=1024, description="Tokens per KV page.")
     ] = 16
     kv_cache_memory: Annotated[
-        int | None,
+        Annotated[int, Field(ge=1)] | None,
         BeforeValidator(parse_bytes),
         Flag("--kv-cache-memory", "--kv-cache-memory-bytes"),
         Field(description="Bytes for the KV pools of all ranks of this host together, such as 2GiB."),
@@ -104,7 +114,7 @@ class Settings(BaseModel):
         float, Flag("--gpu-memory-utilization"), Field(gt=0, le=1, description="Share of each GPU's memory to use.")
     ] = 0.9
     seed: Annotated[
-        int | None, Flag("--seed"), Field(ge=0, lt=2**64, description="Seed of requests that bring none; default: a new one each.")
+        Annotated[int, Field(ge=0, lt=2**64)] | None, Flag("--seed"), Field(description="Seed of requests that bring none; default: a new one each.")
     ] = None
     trust_remote_code: Annotated[
         bool, Flag("--trust-remote-code"), Field(description="Accepted for compatibility; code from a model folder is never run.")

@@ -61,28 +61,10 @@ class Shard:
 
 def partition(spec: ModelSpec, ranks: int) -> tuple[Shard, ...]:
     """The shard of every rank. Raises ImpossibleSize if one would hold no query head and no MLP column of a layer."""
-    shards = _partition(spec, ranks)
-    if not all(map(_holds_something, shards)):
-        works = f"1 to {largest_size(spec)}" if largest_size(spec) > 1 else "1"
+    largest = largest_size(spec)
+    if ranks > largest:
+        works = f"1 to {largest}" if largest > 1 else "1"
         raise ImpossibleSize(f"at --tp {ranks} some rank would hold no part of the model; sizes that work: {works}")
-    return shards
-
-
-def largest_size(spec: ModelSpec) -> int:
-    """The largest number of ranks at which, as at every smaller one, all hold something."""
-    size = 1
-    while all(map(_holds_something, _partition(spec, size + 1))):
-        size += 1
-    return size
-
-
-def weight_params(spec: ModelSpec, shard: Shard) -> int:
-    """Split parameters that the rank reads in a step: attention, MLP and head, without what every rank holds."""
-    layers = sum(_attention_params(spec, layer) + len(layer.columns) * _column_params(spec) for layer in shard.layers)
-    return layers + len(shard.vocab) * spec.hidden_size
-
-
-def _partition(spec: ModelSpec, ranks: int) -> tuple[Shard, ...]:
     vocab = _spans(_even(-(-spec.vocab_size // VOCAB_UNIT), ranks), VOCAB_UNIT, spec.vocab_size)
     heads = _heads(spec, ranks)
     held = [len(span) * spec.hidden_size for span in vocab]
@@ -95,6 +77,20 @@ def _partition(spec: ModelSpec, ranks: int) -> tuple[Shard, ...]:
             held[rank] += len(span) * _column_params(spec)
             layers[rank].append(LayerShard(heads[rank].q_heads, heads[rank].kv_heads, span))
     return tuple(Shard(rank, vocab[rank], tuple(layers[rank])) for rank in range(ranks))
+
+
+def largest_size(spec: ModelSpec) -> int:
+    """The largest number of ranks at which, as at every smaller one, all hold something.
+
+    Heads go to different ranks before any rank is left without one, and such a rank gets a block of the MLP.
+    """
+    return spec.num_heads + _blocks(spec)
+
+
+def weight_params(spec: ModelSpec, shard: Shard) -> int:
+    """Split parameters that the rank reads in a step: attention, MLP and head, without what every rank holds."""
+    layers = sum(_attention_params(spec, layer) + len(layer.columns) * _column_params(spec) for layer in shard.layers)
+    return layers + len(shard.vocab) * spec.hidden_size
 
 
 def _heads(spec: ModelSpec, ranks: int) -> list[LayerShard]:
@@ -117,14 +113,13 @@ def _heads(spec: ModelSpec, ranks: int) -> list[LayerShard]:
 def _columns(spec: ModelSpec, held: list[int], headless: list[bool]) -> list[Span]:
     """Blocks of one MLP, each to the rank that holds the fewest parameters so far (the lowest at a tie).
 
-    Ranks without a query head come first, so that they hold something of every layer if blocks allow it.
+    Ranks without a query head get one first, so that they hold something of every layer.
     """
     block = MLP_BLOCK * _column_params(spec)
-    blocks = -(-spec.intermediate_size // MLP_BLOCK)
-    counts = [int(none and sum(headless[:rank]) < blocks) for rank, none in enumerate(headless)]
+    counts = [int(none) for none in headless]
     fewest = [(params + counts[rank] * block, rank) for rank, params in enumerate(held)]
     heapq.heapify(fewest)
-    for _ in range(blocks - sum(counts)):
+    for _ in range(_blocks(spec) - sum(counts)):
         params, rank = fewest[0]
         counts[rank] += 1
         heapq.heapreplace(fewest, (params + block, rank))
@@ -153,5 +148,5 @@ def _column_params(spec: ModelSpec) -> int:
     return 3 * spec.hidden_size  # gate, up, down
 
 
-def _holds_something(shard: Shard) -> bool:
-    return all(layer.q_heads or layer.columns for layer in shard.layers)
+def _blocks(spec: ModelSpec) -> int:
+    return -(-spec.intermediate_size // MLP_BLOCK)  # the last may be short

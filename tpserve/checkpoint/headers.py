@@ -1,0 +1,105 @@
+"""What a folder's safetensors files say they hold, compared with what the model needs. Reads no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from tpserve.checkpoint.folder import read_json
+from tpserve.model.families import tensors
+from tpserve.model.spec import ModelSpec
+from tpserve.settings import UserError
+
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded, and our names
+_CONVERT = (
+    "only safetensors are read: convert it, where you trust it, with"
+    " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of transformers"
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as its file's header describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # the format's name, such as BF16
+
+
+def scan(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder by name: those that the index names, else those of all files. Raises UserError."""
+    if (folder / INDEX).exists():
+        return _indexed(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
+        if pickles:
+            raise UserError(f"{folder} has its weights in {pickles[0]}; {_CONVERT}")
+        raise UserError(f"no weights in {folder}: looked for *.safetensors and {INDEX}")
+    return {name: stored for file in files for name, stored in _header(file).items()}
+
+
+def check(spec: ModelSpec, stored: Mapping[str, Stored]) -> list[str]:
+    """Raise UserError unless every tensor of the model is there as it must be. Returns the names that nothing uses."""
+    needed = set()
+    for name, param, _ in tensors(spec):
+        needed.add(name)
+        if name not in stored:
+            also = " and tie_word_embeddings in config.json is not true" if param.name == "head" else ""
+            raise UserError(f"tensor {name} is in none of the safetensors files{also}; download the model again")
+        found = stored[name]
+        if found.shape != param.shape:
+            raise UserError(
+                f"{found.file}: tensor {name} has shape {list(found.shape)}, config.json says {list(param.shape)};"
+                " weights and config.json are of different models"
+            )
+        if found.dtype not in DTYPES:
+            raise UserError(f"{found.file}: tensor {name} is of type {found.dtype}; supported: {', '.join(DTYPES)}")
+    return sorted(stored.keys() - needed)
+
+
+def _indexed(folder: Path) -> dict[str, Stored]:
+    where = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(file, str) and file == Path(file).name for file in where.values()):
+        raise UserError(f"{folder / INDEX} has no weight_map of tensor names to file names; download it again")
+    headers: dict[str, dict[str, Stored]] = {}
+    for file in sorted(set(where.values())):
+        if not (folder / file).exists():
+            raise UserError(f"{folder / INDEX} names {file}, which is not there: incomplete download; download it again")
+        headers[file] = _header(folder / file)
+    return {name: headers[file][name] for name, file in where.items() if name in headers[file]}
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}
+            return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise UserError(_diagnose(file, error)) from None
+
+
+def _diagnose(file: Path, error: SafetensorError) -> str:
+    """Why the library refuses the file."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        length = int.from_bytes(start, "little")
+        header = opened.read(length) if length <= size else b""
+    if start.startswith((b"\x80", b"PK\x03\x04")):  # a pickle, and the archive that torch.save puts around one
+        return f"{file} is a pickle, whatever its name says; {_CONVERT}"
+    if start.startswith(b"version "):
+        return f"{file} is a Git LFS pointer, not the weights; fetch them with git lfs pull"
+    try:
+        parts = json.loads(header)
+        expected = 8 + length + max(part["data_offsets"][1] for name, part in parts.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return f"{file} with its {size} bytes is no safetensors file ({error}); download it again"
+    if expected != size:
+        return f"{file} has {size} bytes, its header says {expected}: incomplete download; download it again"
+    return f"{file} is no valid safetensors file ({error}); download it again"

@@ -1,0 +1,134 @@
+"""Loading one rank's shard: each tensor's slice is read by itself, so a rank reads little more than it keeps."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Callable, Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from tpserve.model.decoder import LayerWeights, Weights
+from tpserve.model.families import Param, family, held
+from tpserve.model.spec import ModelSpec
+from tpserve.parallel.partition import Shard, Span
+
+Progress = Callable[[int], None]
+
+
+class Source(Protocol):
+    """Where tensors come from. `read` gives the part of a whole tensor that `spans` cut out, one span per axis."""
+
+    def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor: ...
+
+
+class Safetensors:
+    """Slices of a folder's safetensors files. `requested_bytes` counts what was asked for."""
+
+    def __init__(self, folder: Path):
+        self.requested_bytes = 0
+        self._files = {path.name: safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))}
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            self._where = json.loads(index.read_text())["weight_map"]
+        else:
+            self._where = {name: file for file, opened in self._files.items() for name in opened.keys()}
+
+    def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor:
+        """The slice, of the file's dtype; whole tensors are mapped, not copied."""
+        opened = self._files[self._where[tensor]]
+        slices = opened.get_slice(tensor)
+        whole = [len(span) for span in spans] == slices.get_shape()
+        part = opened.get_tensor(tensor) if whole else slices[tuple(slice(span.start, span.stop) for span in spans)]
+        self.requested_bytes += part.numel() * part.element_size()
+        return part
+
+
+class Dummy:
+    """Random weights, the same for a tensor's element whatever the slice: a hash of its name and place."""
+
+    def __init__(self, spec: ModelSpec):
+        self._bound = (3 / spec.hidden_size) ** 0.5
+
+    def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor:
+        """float32 of unit gain for a product (evenly spread, of variance 1 / hidden); vectors are near 1."""
+        place = torch.zeros((), dtype=torch.int64)
+        for span in spans:
+            place = place.unsqueeze(-1) * 1_000_003 + torch.arange(span.start, span.stop)
+        mixed = (place + zlib.crc32(tensor.encode())) * -7046029254386353131  # the 64-bit golden ratio
+        mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
+        unit = ((mixed >> 40) & 0xFFFFFF).float() / 2**23 - 1
+        return 1 + unit / 8 if len(spans) == 1 else unit * self._bound
+
+
+def load(
+    spec: ModelSpec, shard: Shard, source: Source, device: torch.device, storage: torch.dtype, compute: torch.dtype, progress: Progress
+) -> Weights:
+    """The rank's parameters on `device`: products in `storage`, norms and biases in the dtype they are used in.
+
+    `progress` is called with the bytes kept so far.
+    """
+    return _Loader(spec, shard, source, device, storage, compute, progress).weights()
+
+
+class _Loader:
+    def __init__(
+        self, spec: ModelSpec, shard: Shard, source: Source, device: torch.device,
+        storage: torch.dtype, compute: torch.dtype, progress: Progress,
+    ):  # fmt: skip
+        self.spec, self.shard, self.source, self.device = spec, shard, source, device
+        self.storage, self.compute, self.progress = storage, compute, progress
+        self.done_bytes = 0
+
+    def weights(self) -> Weights:
+        top = {param.name: param for param in family(self.spec.family).params(self.spec)}
+        head = self._part(top["head"], None, self.storage)
+        assert head is not None
+        return Weights(
+            embed=self._whole(top["embed"]),
+            layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
+            norm=self._part(top["norm"], None, torch.float32),  # type: ignore[arg-type]
+            head=head,
+        )
+
+    def _layer(self, layer: int) -> LayerWeights:
+        params = {param.name: param for param in family(self.spec.family).layer_params(self.spec)}
+
+        def fused(dtype: torch.dtype, *names: str) -> Tensor | None:
+            parts = [self._part(params[name], layer, dtype) for name in names if name in params]
+            kept = [part for part in parts if part is not None]
+            return torch.cat(kept) if len(kept) > 1 else next(iter(kept), None)
+
+        return LayerWeights(
+            attn_norm=fused(torch.float32, "attn_norm"),  # type: ignore[arg-type]
+            wqkv=fused(self.storage, "wq", "wk", "wv"),
+            bqkv=fused(self.compute, "bq", "bk", "bv"),
+            wo=fused(self.storage, "wo"),
+            bo=fused(torch.float32, "bo"),
+            mlp_norm=fused(torch.float32, "mlp_norm"),  # type: ignore[arg-type]
+            w_gate_up=fused(self.storage, "w_gate", "w_up"),
+            b_gate_up=fused(self.compute, "b_gate", "b_up"),
+            w_down=fused(self.storage, "w_down"),
+            b_down=fused(torch.float32, "b_down"),
+        )
+
+    def _whole(self, param: Param) -> Tensor:
+        """The whole tensor; on a CPU as mapped from the file, in its dtype, so that all ranks share the pages."""
+        tensor = self.source.read(param.tensor, tuple(Span(0, size) for size in param.shape))
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, self.storage)
+
+    def _part(self, param: Param, layer: int | None, dtype: torch.dtype) -> Tensor | None:
+        """The rank's slice, or None if it holds nothing of a layer's part (an empty head stays a tensor)."""
+        spans = [Span(0, size) for size in param.shape]
+        if param.split is not None:
+            spans[param.dim] = held(self.spec, self.shard, param, layer)
+            if not spans[param.dim] and layer is not None:
+                return None
+        part = self.source.read(param.tensor.format(layer=layer), tuple(spans))
+        kept = torch.empty(part.shape, dtype=dtype, device=self.device).copy_(part)
+        self.done_bytes += kept.numel() * kept.element_size()
+        self.progress(self.done_bytes)
+        return kept

@@ -1,0 +1,135 @@
+"""The pool of KV pages as numbers: who refers to which, and which hold a prefix that can be used again.
+
+A page is *used* while sequences refer to it, *cached* while nobody does but its content is in the prefix
+index, else *free*. Page p means page p of every rank's pool. Pure: no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from typing import Iterable
+
+_DIGEST_BYTES = 16
+
+
+class PagePool:
+    """Pages 0 to total - 1, their reference counts, and the prefix index.
+
+    The index finds a page by the digest of all ids from the sequence's start to the page's end. The digest is
+    keyed with `secret` (at most 64 bytes): who doesn't know it cannot make two prefixes collide.
+    """
+
+    def __init__(self, total: int, page_size: int, secret: bytes):
+        self.total = total
+        self._page_size = page_size
+        self._secret = secret
+        self._free = list(range(total - 1, -1, -1))
+        self._references = [0] * total
+        self._digests: list[bytes | None] = [None] * total
+        self._index: dict[bytes, int] = {}
+        self._cached: dict[int, None] = {}  # the page unused for longest comes first
+
+    @property
+    def free(self) -> int:
+        """Pages without content that matters."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Pages that nobody refers to, kept for their content until they are needed."""
+        return len(self._cached)
+
+    @property
+    def available(self) -> int:
+        """How many pages `take` can give."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def used(self) -> int:
+        """Pages that sequences refer to."""
+        return self.total - self.available
+
+    def take(self, count: int) -> list[int]:
+        """`count` pages for one sequence, cached ones last. Raises ValueError when fewer are available."""
+        if count > self.available:
+            raise ValueError(f"{count} pages are wanted, {self.available} are available")
+        while len(self._free) < count:
+            self._evict()
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Let one more sequence refer to these used or cached pages."""
+        for page in pages:
+            if not self._references[page]:
+                del self._cached[page]
+            self._references[page] += 1
+
+    def release(self, pages: list[int]) -> None:
+        """Take back one sequence's reference to each of its pages."""
+        for page in reversed(pages):  # a prefix is of no use without its beginning, so its end is evicted first
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if self._digests[page] is None:
+                self._free.append(page)
+            else:
+                self._cached[page] = None
+
+    def num_unreferenced(self, pages: Iterable[int]) -> int:
+        """How many of these pages are cached, so that sharing them makes fewer available."""
+        return sum(not self._references[page] for page in pages)
+
+    def extend_digests(self, digests: list[bytes], ids: array[int], count: int) -> None:
+        """Append to a sequence's page digests until there are `count`, which its ids must fill."""
+        size = self._page_size
+        for i in range(len(digests), count):
+            parent = digests[i - 1] if i else b""
+            content = parent + ids[i * size : (i + 1) * size].tobytes()
+            digests.append(hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=self._secret).digest())
+
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """The indexed pages of the longest beginning of this chain of digests."""
+        pages = []
+        for digest in digests:
+            page = self._index.get(digest)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def publish(self, page: int, digest: bytes) -> None:
+        """Put a used page into the index, unless another page with this content is there."""
+        if digest not in self._index:
+            self._index[digest] = page
+            self._digests[page] = digest
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Take the pages with this content out of the index."""
+        for digest in digests:
+            page = self._index.pop(digest, None)
+            if page is None:
+                continue
+            self._digests[page] = None
+            if page in self._cached:
+                del self._cached[page]
+                self._free.append(page)
+
+    def check(self) -> None:
+        """Raise AssertionError unless free + used + cached = total and each page is just one of them."""
+        used = {page for page, references in enumerate(self._references) if references > 0}
+        assert min(self._references, default=0) >= 0, "a page was released more often than taken"
+        assert len(self._free) + len(used) + len(self._cached) == self.total, "free + used + cached is not the total"
+        assert used.isdisjoint(self._free) and used.isdisjoint(self._cached), "a used page is also free or cached"
+        assert set(self._free).isdisjoint(self._cached), "a cached page is also free"
+        indexed = {page: digest for page, digest in enumerate(self._digests) if digest is not None}
+        assert {digest: page for page, digest in indexed.items()} == self._index, "index and pages disagree"
+        assert all(page in indexed for page in self._cached), "a cached page is not indexed"
+
+    def _evict(self) -> None:
+        digest = self._digests[next(iter(self._cached))]
+        assert digest is not None, "a cached page is not indexed"
+        self.forget([digest])

@@ -1,0 +1,196 @@
+"""The coordinator as a process: its sockets, and the loop that drives the scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from typing import Callable, Iterator, TypeVar
+
+import zmq
+
+from tpserve.child import Charge, Control
+from tpserve.coordinator.scheduler import Limits, ProtocolError, Scheduler
+from tpserve.deployment import Deployment
+from tpserve.messages import Abort, Hello, Message, Ready, Serve, StepPlan, StepResult, Submit, decode, encode
+from tpserve.settings import UserError
+
+BEAT_MS = 250  # the longest wait without a sign of life
+STATS_S = 0.1  # between two Stats while busy
+
+_SECRET_BYTES = 32
+_T = TypeVar("_T")
+_log = logging.getLogger("tpserve")
+
+
+class Coordinator:
+    """Plans steps for the workers and passes their ids to the frontend, from `Serve` until it is killed."""
+
+    def __init__(self, charge: Charge, control: Control, context: zmq.Context[zmq.Socket[bytes]]):
+        self.step = 0  # the last one planned
+        self._charge = charge
+        self._control = control
+        self._context = context
+        self._beats = charge.beats()
+        self._ranks = [str(rank).encode() for rank in range(charge.deployment.settings.tp)]
+        self._plan_bytes = self._all_reduces = self._all_gathers = 0
+        self._was_idle = True
+        self._next_stats_s = 0.0
+
+    def serve(self) -> None:
+        """Never returns. Raises ProtocolError, MessageError or UserError when it cannot go on."""
+        self._open(self._await_pages())
+        self._await_workers()
+        self._control.send(Ready("coordinator", 0))
+        while True:
+            self._turn()
+
+    # The start
+
+    def _await_pages(self) -> int:
+        while (message := self._control.receive(BEAT_MS)) is None:
+            self._beats.beat()
+        if not isinstance(message, Serve):
+            raise _unexpected(message, "the launcher, before Serve")
+        return message.pages
+
+    def _open(self, num_pages: int) -> None:
+        self._scheduler = Scheduler(limits(self._charge.deployment, num_pages), os.urandom(_SECRET_BYTES))
+        self._plans = self._socket(zmq.ROUTER)
+        self._plans.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a plan for an absent rank is dropped silently
+        self._plans.bind(self._charge.address("plans"))
+        self._requests = self._socket(zmq.PAIR)
+        self._requests.bind(self._charge.address("requests"))
+        self._poller = zmq.Poller()
+        for socket in (self._plans, self._requests, self._control.socket):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, 0)  # no limit: at a limit messages would be dropped, or the loop would stand
+        socket.setsockopt(zmq.RCVHWM, 0)
+        return socket
+
+    def _await_workers(self) -> None:
+        missing = set(range(len(self._ranks)))
+        while missing:
+            self._beats.beat()
+            if not self._plans.poll(BEAT_MS):
+                continue
+            rank, message = self._from_worker(self._plans.recv_multipart())
+            if message is None:
+                continue
+            if not isinstance(message, Hello) or message.rank != rank or rank not in missing:
+                raise _unexpected(message, f"rank {rank}, before its hello or after it")
+            missing.remove(rank)
+
+    # The loop
+
+    def _turn(self) -> None:
+        """Wait for messages, take in all that are there, and plan what can be planned."""
+        ready = dict(self._poller.poll(BEAT_MS))
+        self._beats.beat()
+        if self._control.socket in ready:
+            raise _unexpected(self._control.receive(0), "the launcher, after Serve")
+        if self._requests in ready:
+            for data in _drain(self._requests.recv):
+                self._take_request(self._decode(data))
+        if self._plans in ready:
+            for frames in _drain(self._plans.recv_multipart):
+                self._take_result(*self._from_worker(frames))
+        while (plan := self._scheduler.plan()) is not None:
+            self._send_plan(plan)
+        self._send_stats()
+
+    def _take_request(self, message: Message | None) -> None:
+        if message is None:
+            return
+        if isinstance(message, Submit):
+            refused = self._scheduler.submit(message)
+            if refused is not None:
+                self._to_frontend(refused)
+        elif isinstance(message, Abort):
+            self._scheduler.abort(message.request, message.choice)
+        else:
+            raise _unexpected(message, "the frontend")
+
+    def _take_result(self, rank: int, message: Message | None) -> None:
+        if message is None:
+            return
+        if not isinstance(message, StepResult) or rank != 0:
+            raise _unexpected(message, f"rank {rank}, while serving")
+        self._all_reduces += message.all_reduces
+        self._all_gathers += message.all_gathers
+        self._to_frontend(self._scheduler.result(message))
+
+    def _send_plan(self, plan: StepPlan) -> None:
+        data = encode(plan, self._charge.epoch)
+        for rank in self._ranks:
+            try:
+                self._plans.send_multipart([rank, data])
+            except zmq.ZMQError as error:
+                raise ProtocolError(f"rank {rank.decode()} is gone before step {plan.step}: {error}") from None
+        self._plan_bytes += len(data)
+        self.step = plan.step
+        self._beats.step(plan.step)
+
+    def _send_stats(self) -> None:
+        """Every `STATS_S` while there is work, and once when there is none any more."""
+        idle, now_s = self._scheduler.idle, time.monotonic()
+        if idle and not self._was_idle and self._scheduler.stats.pages_used:
+            raise RuntimeError(f"no request is open, yet {self._scheduler.stats.pages_used} pages are in use")
+        if (idle and not self._was_idle) or (not idle and now_s >= self._next_stats_s):
+            counts = {"plan_bytes": self._plan_bytes, "all_reduces": self._all_reduces, "all_gathers": self._all_gathers}
+            self._to_frontend(dataclasses.replace(self._scheduler.stats, **counts))
+            self._next_stats_s = now_s + STATS_S
+        self._was_idle = idle
+
+    # Messages
+
+    def _to_frontend(self, message: Message) -> None:
+        try:
+            self._requests.send(encode(message, self._charge.epoch), zmq.NOBLOCK)
+        except zmq.Again:
+            raise ProtocolError("the frontend is not connected") from None
+
+    def _from_worker(self, frames: list[bytes]) -> tuple[int, Message | None]:
+        """The sender's rank and its message."""
+        if len(frames) != 2 or frames[0] not in self._ranks:
+            raise ProtocolError(f"{len(frames)} frames from {frames[0]!r} on plans, which is no rank")
+        return int(frames[0]), self._decode(frames[1])
+
+    def _decode(self, data: bytes) -> Message | None:
+        """The message, or None if it is of another epoch."""
+        epoch, message = decode(data)
+        return message if epoch == self._charge.epoch else None
+
+
+def limits(deployment: Deployment, num_pages: int) -> Limits:
+    """What the scheduler may use. Raises UserError when the longest request does not fit the pages."""
+    settings = deployment.settings
+    try:
+        return Limits(
+            num_pages=num_pages,
+            page_size=deployment.page_size,
+            max_model_len=deployment.max_model_len,
+            max_num_seqs=deployment.max_num_seqs,
+            max_num_batched_tokens=deployment.max_num_batched_tokens,
+            chunked_prefill=settings.enable_chunked_prefill,
+            prefix_caching=settings.enable_prefix_caching,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _drain(receive: Callable[[int], _T]) -> Iterator[_T]:
+    """All messages that are there now."""
+    while True:
+        try:
+            yield receive(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def _unexpected(message: object, sender: str) -> ProtocolError:
+    return ProtocolError(f"{type(message).__name__} came from {sender}")

@@ -1,0 +1,380 @@
+"""The scheduler: which sequences advance in the next step, by how many tokens, in which pages.
+
+Pure: no sockets, clock, torch or randomness, and nothing about ranks. Plans are made ahead: up to `WINDOW`
+of them are without a result, so a row's input may be an id that is not known here yet.
+
+Two orders matter. Sequences are admitted in order of arrival. When pages run out, the sequence that arrived
+last gives up its own and is computed again later; so the oldest always advances.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from tpserve.coordinator.draft import Draft
+from tpserve.coordinator.pages import PagePool
+from tpserve.coordinator.sequence import Sequence
+from tpserve.memory import pages_for
+from tpserve.messages import Finish, Refused, Stats, StepPlan, StepResult, Submit, Tokens
+
+WINDOW = 2  # plans in flight: the workers have the next one when they end a step
+
+_ALL_CHOICES = -1
+_MOST_PAGES_OF_A_ROW = 2**16 - 1  # what `StepPlan.page_counts` can say
+_arrival = attrgetter("arrival")
+
+
+class ProtocolError(ValueError):
+    """Another process sent what it must not send in this state."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the scheduler may use. Raises ValueError for limits under which some request would wait for ever."""
+
+    num_pages: int
+    page_size: int  # tokens
+    max_model_len: int  # tokens of prompt and answer
+    max_num_seqs: int
+    max_num_batched_tokens: int  # in one step
+    chunked_prefill: bool
+    prefix_caching: bool
+
+    def __post_init__(self) -> None:
+        pages = pages_for(self.max_model_len, self.page_size)
+        if pages > self.num_pages:
+            raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; there are {self.num_pages}")
+        if pages > _MOST_PAGES_OF_A_ROW:
+            raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; {_MOST_PAGES_OF_A_ROW} is the most")
+        least = self.max_num_seqs if self.chunked_prefill else max(self.max_num_seqs, self.max_model_len)
+        if self.max_num_batched_tokens < least:
+            raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, at least {least} is needed")
+
+
+class _InFlight(NamedTuple):
+    """A plan without a result: its sampling rows. A slot may have another sequence when the result comes."""
+
+    step: int
+    sampled: list[Sequence]
+
+
+class _Prefix(NamedTuple):
+    """What is computed already of a sequence that is to be admitted."""
+
+    pages: list[int]  # to be shared, all of them full
+    tokens: int
+    partial: int | None  # the page with the tokens beyond `pages`, to be copied
+
+
+class Scheduler:
+    """Owns every open sequence of an epoch. Steps are numbered from 1 without a gap."""
+
+    def __init__(self, limits: Limits, secret: bytes):
+        self._limits = limits
+        self._pool = PagePool(limits.num_pages, limits.page_size, secret)
+        self._page_size = limits.page_size
+        self._step = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._arrivals = 0
+        self._open: dict[int, dict[int, Sequence]] = {}  # request -> choice -> sequence
+        self._waiting: list[Sequence] = []  # in order of arrival
+        self._running: dict[int, Sequence] = {}  # slot -> sequence, in order of admission
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._preemptions = 0
+        self._prefix_hit_tokens = 0
+
+    # What comes from the frontend
+
+    def submit(self, submit: Submit) -> Refused | None:
+        """Queue the request's choices, or say why they can never be served. Raises ProtocolError for a malformed one."""
+        choices: list[int] = submit.choices.tolist()
+        if submit.request in self._open:
+            raise ProtocolError(f"request {submit.request} is already open")
+        if not choices or len(set(choices)) < len(choices):
+            raise ProtocolError(f"request {submit.request} has choices {choices}")
+        reason = self._refusal(submit)
+        if reason:
+            return Refused(submit.request, reason)
+        leader = None
+        for choice, generated in zip(choices, submit.generated):
+            sequence = self._sequence(submit, choice, generated, leader)
+            leader = leader or sequence
+            self._waiting.append(sequence)
+            self._open.setdefault(submit.request, {})[choice] = sequence
+        return None
+
+    def abort(self, request: int, choice: int) -> None:
+        """End one choice, or all of the request (choice -1). What is over or unknown is ignored."""
+        choices = self._open.get(request, {})
+        wanted = list(choices.values()) if choice == _ALL_CHOICES else [choices[choice]] if choice in choices else []
+        for sequence in wanted:
+            self._end(sequence)
+
+    # What goes to the workers, and comes back
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when the window is full or no sequence can advance."""
+        if len(self._in_flight) == WINDOW:
+            return None
+        preempted = self._make_room()
+        draft = Draft(self._step + 1, self._limits.max_num_batched_tokens)
+        self._plan_decodes(draft)
+        self._plan_running_chunk(draft)
+        if not preempted:  # else the pages just given up would go to a newcomer
+            self._plan_admissions(draft)
+        plan = draft.finish()
+        if plan is None:
+            return None
+        for sequence in draft.chunks:  # only now, so that a page is hit in a later step than it is computed in
+            self._publish(sequence)
+        self._step = plan.step
+        self._in_flight.append(_InFlight(plan.step, draft.sampled))
+        return plan
+
+    def result(self, result: StepResult) -> Tokens:
+        """Take in the ids of the oldest plan in flight. Raises ProtocolError when the result is not that plan's."""
+        if not self._in_flight or self._in_flight[0].step != result.step:
+            raise ProtocolError(f"result of step {result.step} came; in flight are {[plan.step for plan in self._in_flight]}")
+        _, sampled = self._in_flight.popleft()
+        if len(result.ids) != len(sampled):
+            raise ProtocolError(f"result of step {result.step} has {len(result.ids)} ids for {len(sampled)} rows")
+        live: list[Sequence] = []
+        ids, finishes = array("i"), bytearray()
+        size, begun, goes_on = self._page_size, 1 % self._page_size, int(Finish.NONE)
+        for sequence, token in zip(sampled, result.ids.tolist()):
+            if sequence.ended:  # aborted, or this is its ghost row
+                continue
+            live.append(sequence)
+            ids.append(token)
+            known = sequence.ids
+            known.append(token)
+            if len(known) % size == begun:  # the id begins a page: the one before is complete
+                self._publish(sequence)
+            ends = token in sequence.stop_ids or len(known) == sequence.max_len or token < 0
+            finishes.append(self._finish(sequence, token) if ends else goes_on)
+        return Tokens(
+            step=result.step,
+            requests=np.array([sequence.request for sequence in live], np.uint64),
+            choices=np.array([sequence.choice for sequence in live], np.uint16),
+            ids=np.asarray(ids),
+            finishes=np.asarray(finishes),
+            cached=np.array([sequence.cached for sequence in live], np.uint32),
+            seconds=result.seconds,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is open and no plan in flight."""
+        return not self._open and not self._in_flight
+
+    @property
+    def stats(self) -> Stats:
+        """Its part of the statistics; what was sent to the workers and counted there is 0."""
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            pages_used=self._pool.used,
+            pages_total=self._pool.total,
+            preemptions=self._preemptions,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            plan_bytes=0,
+            all_reduces=0,
+            all_gathers=0,
+        )
+
+    # Arrival and end
+
+    def _refusal(self, submit: Submit) -> str:
+        """Why this request can never be served, or ''."""
+        num_prompt, most = len(submit.prompt), self._limits.max_model_len
+        if not num_prompt:
+            return "the prompt is empty"
+        if num_prompt + 1 > most:
+            return f"the prompt has {num_prompt} tokens; with one of answer that is more than the {most} that fit"
+        if not submit.max_tokens:
+            return "max_tokens is 0; at least 1 is needed"
+        room = min(submit.max_tokens, most - num_prompt)
+        longest = max(map(len, submit.generated))
+        if longest >= room:
+            return f"a choice has {longest} generated tokens already; at most {room} are allowed"
+        return ""
+
+    def _sequence(self, submit: Submit, choice: int, generated: np.ndarray, leader: Sequence | None) -> Sequence:
+        ids = array("i", submit.prompt.tobytes())
+        ids.frombytes(generated.tobytes())
+        self._arrivals += 1
+        return Sequence(
+            request=submit.request,
+            choice=choice,
+            arrival=self._arrivals,
+            ids=ids,
+            num_prompt=len(submit.prompt),
+            max_len=min(len(submit.prompt) + submit.max_tokens, self._limits.max_model_len),
+            stop_ids=frozenset(submit.stop_ids.tolist()),
+            sampling=submit.sampling,
+            leader=leader,
+        )
+
+    def _finish(self, sequence: Sequence, token: int) -> Finish:
+        """End a sequence by its last id, and say why."""
+        if token < 0:  # its logits were not finite; who hit these pages would fail as well
+            self._pool.forget(sequence.digests)
+        self._end(sequence)
+        if token < 0:
+            return Finish.ERROR
+        return Finish.STOP if token in sequence.stop_ids else Finish.LENGTH
+
+    def _end(self, sequence: Sequence) -> None:
+        """Give up what the sequence holds; results still outstanding for it will be dropped."""
+        sequence.ended = True
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._vacate(sequence)
+        choices = self._open[sequence.request]
+        del choices[sequence.choice]
+        if not choices:
+            del self._open[sequence.request]
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Free slot and pages. Steps in flight may still write to them, but run before any plan that gives them away."""
+        assert sequence.slot is not None
+        del self._running[sequence.slot]
+        self._free_slots.append(sequence.slot)
+        self._pool.release(sequence.pages)
+        sequence.stop()
+
+    # Running sequences
+
+    def _make_room(self) -> bool:
+        """Preempt until every decode row that needs a page can have one; whether anything was preempted."""
+        if self._pool.available >= len(self._running):
+            return False
+        crossing = [sequence for sequence in self._running.values() if self._needs_page(sequence)]
+        preempted = False
+        while len(crossing) > self._pool.available:
+            youngest = max(self._running.values(), key=_arrival)
+            self._preempt(youngest)
+            crossing = [sequence for sequence in crossing if sequence is not youngest]
+            preempted = True
+        return preempted
+
+    def _needs_page(self, sequence: Sequence) -> bool:
+        """Whether the next plan has a decode row for it that begins a page."""
+        decodes = sequence.samples_left > 0 and not sequence.is_prefilling()
+        return decodes and sequence.num_computed % self._page_size == 0
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put it back in the queue; what was computed of it is lost, unless its pages survive in the prefix index."""
+        self._publish(sequence)
+        self._vacate(sequence)
+        insort(self._waiting, sequence, key=_arrival)
+        self._preemptions += 1
+
+    def _plan_decodes(self, draft: Draft) -> None:
+        """A row for each running sequence whose known ids are computed and which still has ids to sample."""
+        rows = [row for row in self._running.values() if row.samples_left and row.num_computed >= row.num_prefill]
+        page_size, page_counts, new_pages = self._page_size, [0] * len(rows), []
+        for index, row in enumerate(rows):
+            if not row.num_computed % page_size:
+                page_counts[index] = 1
+                new_pages += self._pool.take(1)
+                row.pages.append(new_pages[-1])
+            row.num_computed += 1
+            row.samples_left -= 1
+        draft.add_decodes(rows, page_counts, new_pages)
+
+    def _plan_running_chunk(self, draft: Draft) -> None:
+        """The next chunk of the sequence amid its prefill. Only the last one admitted can be: it took all the budget."""
+        if self._running:
+            newest = next(reversed(self._running.values()))
+            if newest.is_prefilling():
+                self._plan_chunk(draft, newest)
+
+    def _plan_chunk(self, draft: Draft, sequence: Sequence, first: bool = False) -> None:
+        count = min(draft.budget, sequence.num_prefill - sequence.num_computed)
+        draft.add_chunk(sequence, count, first)
+        sequence.num_computed += count
+        if not sequence.is_prefilling():
+            sequence.prefilled_at = draft.step
+            sequence.samples_left -= 1
+
+    # Admission
+
+    def _plan_admissions(self, draft: Draft) -> None:
+        """Admit in order of arrival while budget, slots and pages last."""
+        index = 0
+        while index < len(self._waiting) and draft.budget and self._free_slots:
+            sequence = self._waiting[index]
+            if self._awaits_leader(sequence, draft.step):
+                index += 1  # those behind it need not wait as well
+            elif self._admit(sequence, draft):
+                del self._waiting[index]
+            else:
+                return
+
+    def _awaits_leader(self, sequence: Sequence, step: int) -> bool:
+        """Whether the pages it is to share are being computed."""
+        leader = sequence.leader
+        return leader is not None and leader.slot is not None and not leader.can_share(step)
+
+    def _admit(self, sequence: Sequence, draft: Draft) -> bool:
+        """Give it a slot and pages for all its known ids, and plan its first chunk; False if it must wait."""
+        if sequence.num_outstanding:  # preempted, and not all its ids are known yet
+            return False
+        prefix = self._prefix(sequence, draft.step)
+        if len(sequence.ids) - prefix.tokens > draft.budget and not self._limits.chunked_prefill:
+            return False
+        num_new = pages_for(len(sequence.ids), self._page_size) - len(prefix.pages)
+        # Without a reserve the others' next pages would soon have to come from this sequence again.
+        reserve = min(len(self._running), self._pool.total // 100 + 1)
+        if num_new + self._pool.num_unreferenced(prefix.pages) + reserve > self._pool.available:
+            return False
+        self._pool.share(prefix.pages)
+        new_pages = self._pool.take(num_new)
+        if prefix.partial is not None:
+            draft.add_copy(prefix.partial, new_pages[0])
+        slot = self._free_slots.pop()
+        if sequence.cached is None:
+            self._prefix_hit_tokens += min(prefix.tokens, sequence.num_prompt)
+        sequence.start(slot, prefix.pages + new_pages, prefix.tokens, self._page_size)
+        self._running[slot] = sequence
+        self._plan_chunk(draft, sequence, first=True)
+        return True
+
+    def _prefix(self, sequence: Sequence, step: int) -> _Prefix:
+        """What it need not compute: all known ids but the last at most, since the last one's logits are needed."""
+        most = len(sequence.ids) - 1
+        pages = self._hit(sequence, most // self._page_size)
+        tokens = len(pages) * self._page_size
+        leader, shared = sequence.leader, min(sequence.num_prompt, most)
+        if leader is None or not leader.can_share(step) or tokens >= shared:
+            return _Prefix(pages, tokens, None)
+        full, rest = divmod(shared, self._page_size)
+        return _Prefix(leader.pages[:full], shared, leader.pages[full] if rest else None)
+
+    # The prefix index
+
+    def _hit(self, sequence: Sequence, most: int) -> list[int]:
+        """Indexed pages with the content of the sequence's first ones, `most` at most."""
+        if not self._limits.prefix_caching:
+            return []
+        self._pool.extend_digests(sequence.digests, sequence.ids, most)
+        return self._pool.find(sequence.digests[:most])
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Offer its pages to the index that are full of known ids and computed, in steps already planned."""
+        if not self._limits.prefix_caching:
+            return
+        full = min(sequence.num_computed, len(sequence.ids)) // self._page_size
+        self._pool.extend_digests(sequence.digests, sequence.ids, full)
+        for index in range(sequence.num_published, full):
+            self._pool.publish(sequence.pages[index], sequence.digests[index])
+        sequence.num_published = full

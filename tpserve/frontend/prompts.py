@@ -1,0 +1,67 @@
+"""From what a client sent to the ids of its prompts: the work that is done off the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpserve.frontend.errors import InvalidRequest
+from tpserve.frontend.schema import GenerateRequest, Message
+from tpserve.frontend.template import ChatTemplate, TemplateRefusal
+from tpserve.frontend.text import Tokenizer
+
+
+class PromptMaker:
+    """Renders, tokenizes and checks prompts. Holds no state, so any number of threads may use it at once."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int, max_model_len: int):
+        self._tokenizer = tokenizer
+        self._template = template
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+
+    def prompts(self, request: GenerateRequest) -> list[np.ndarray]:
+        """The ids of each prompt, int32, 1 to max_model_len - 1 of them. Raises InvalidRequest."""
+        if request.messages is not None:
+            return [self._from_text(self._render(request.messages), "messages", add_special_tokens=False)]
+        return [
+            self._from_text(prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else self._from_ids(prompt)
+            for prompt in request.prompts or ()
+        ]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self._template is None:
+            raise InvalidRequest(
+                "messages: the model has no chat template; use /v1/completions, or add chat_template.jinja to its folder", "messages"
+            )
+        try:
+            return self._template.render(messages)
+        except TemplateRefusal as error:
+            raise InvalidRequest(f"messages: the model's chat template refused them: {error}", "messages") from error
+
+    def _from_text(self, text: str, param: str, add_special_tokens: bool) -> np.ndarray:
+        least = self._tokenizer.least_tokens(text)
+        if least >= self._max_model_len:  # tokenizing it would only be work for nothing
+            raise self._too_long(f"at least {least}", param)
+        return self._fitting(self._tokenizer.encode(text, add_special_tokens), param)
+
+    def _from_ids(self, ids: list[int]) -> np.ndarray:
+        for id_ in ids:
+            if not 0 <= id_ < self._vocab_size:
+                raise InvalidRequest(f"prompt: token id {id_} is not in the vocabulary (0 to {self._vocab_size - 1})", "prompt")
+        return self._fitting(ids, "prompt")
+
+    def _fitting(self, ids: list[int], param: str) -> np.ndarray:
+        if not ids:
+            raise InvalidRequest(f"{param}: the prompt has no tokens", param)
+        if len(ids) >= self._max_model_len:
+            raise self._too_long(str(len(ids)), param)
+        return np.array(ids, "<i4")
+
+    def _too_long(self, count: str, param: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{param}: the prompt has {count} tokens; with at least one of answer it must fit into {self._max_model_len} tokens",
+            param,
+            "context_length_exceeded",
+        )

@@ -1,0 +1,115 @@
+"""The model's chat template: messages to the text of a prompt.
+
+Templates are code from a model folder: they run in Jinja's immutable sandbox, with the names that Hugging
+Face gives them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from tpserve.settings import UserError
+
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TemplateRefusal(Exception):
+    """The template could not render these messages; the text is one line that says why."""
+
+
+class ChatTemplate:
+    """A compiled chat template with the special tokens that it may name."""
+
+    def __init__(self, source: str, tokens: dict[str, str]):
+        self._tokens = tokens
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise UserError(f"the chat template is not valid Jinja: {error}") from None
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The prompt's text, ending where the assistant's answer begins. Raises TemplateRefusal."""
+        try:
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._tokens
+            )
+        except Exception as error:  # whatever the template trips over is in the messages
+            cause = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise TemplateRefusal(" ".join(cause.split()) or type(error).__name__) from error
+
+
+def load(folder: Path) -> ChatTemplate | None:
+    """The folder's template: chat_template.jinja, else that of tokenizer_config.json, else none."""
+    config = _read_json(folder / "tokenizer_config.json")
+    file = folder / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return None if source is None else ChatTemplate(source, _special_tokens(config))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: not a JSON object")
+    return content
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Each is spelled as a string, or as an object with its content."""
+    values = {name: config[name] for name in _TOKENS if config.get(name) is not None}
+    return {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; for a prompt its body is all that matters."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

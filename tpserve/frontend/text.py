@@ -1,0 +1,157 @@
+"""The model's tokenizer: text to ids, and ids to text as they come.
+
+Ids become text through their bytes: one table for the whole vocabulary and one incremental UTF-8 decoder per
+choice. The tokenizers library's `DecodeStream` is not used, because it shows nothing after bytes that are not
+UTF-8 until valid text follows, holds back a real U+FFFD, and drops an unfinished character at the end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tpserve.settings import UserError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MOST_SHRINK = 4  # Unicode normal forms make no more than four bytes one (a mathematical iota with two accents: 8 to 2)
+
+
+class Tokenizer:
+    """A tokenizer.json, as it is: without the truncation and padding that it may ask for."""
+
+    def __init__(self, folder: Path):
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        steps = _steps(self._tokenizer.decoder, "decoders")
+        _check_decoder(steps)
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        largest = max([size - 1, *self._tokenizer.get_vocab().values()])
+        self.pieces = [_piece(self._tokenizer.id_to_token(id_) or "", id_ in added, steps) for id_ in range(largest + 1)]
+        self._reach = self._reach_bytes(added.values())
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The text's ids. Releases the GIL (the library's `encode` does not), so it may run beside an event loop."""
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the number of ids, without tokenizing; 0 where the tokenizer may swallow any amount of text."""
+        return -(-len(text.encode()) // self._reach) if self._reach else 0
+
+    def text_of(self, id_: int) -> str:
+        """The id's own text; empty for an id that the tokenizer does not have."""
+        return self._bytes_of(id_).decode("utf-8", "replace")
+
+    def _bytes_of(self, id_: int) -> bytes:
+        return self.pieces[id_] if id_ < len(self.pieces) else b""
+
+    def _reach_bytes(self, added: Iterable[tokenizers.AddedToken]) -> int | None:
+        """The most bytes of text that one id can stand for, or None when that has no bound or is not known."""
+        has_every_byte = len({piece for piece in self.pieces if len(piece) == 1}) == 256  # no text is unknown to it
+        keeps = all(map(_keeps_text, _steps(self._tokenizer.pre_tokenizer, "pretokenizers")))
+        shrinks = [_shrink(step) for step in _steps(self._tokenizer.normalizer, "normalizers")]
+        if not has_every_byte or not keeps or None in shrinks or any(token.lstrip or token.rstrip for token in added):
+            return None
+        return max(map(len, self.pieces)) * max([1, *filter(None, shrinks)])
+
+
+class Detokenizer:
+    """The text of one choice, id by id. What it gives, joined, is the text of the ids' bytes joined.
+
+    Bytes that are not UTF-8 give U+FFFD as `bytes.decode(errors="replace")` has it. A space that an id begins
+    with is kept, also at the very beginning: an answer goes on from its prompt.
+    """
+
+    def __init__(self, pieces: list[bytes]):
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, id_: int) -> str:
+        """The characters that this id completes. An id that the tokenizer does not have gives none."""
+        return self._decoder.decode(self._pieces[id_]) if id_ < len(self._pieces) else ""
+
+    def end(self) -> str:
+        """U+FFFD when the text ends within a character, else nothing."""
+        return self._decoder.decode(b"", True)
+
+
+def _steps(component: Any, inner: str) -> list[dict[str, Any]]:
+    """The steps of a part of the tokenizer, nested sequences unfolded; none where there is no such part."""
+    return [] if component is None else _unfold(json.loads(component.__getstate__()), inner)
+
+
+def _unfold(step: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    return [part for nested in step[inner] for part in _unfold(nested, inner)] if step["type"] == "Sequence" else [step]
+
+
+# Decoding
+
+
+def _check_decoder(steps: list[dict[str, Any]]) -> None:
+    for step in steps or [{"type": "null"}]:
+        kind = step["type"]
+        known = kind in ("ByteLevel", "ByteFallback", "Metaspace", "Fuse")
+        known |= kind == "Replace" and "String" in step["pattern"]
+        known |= kind == "Strip" and step["stop"] == 0  # of the text's beginning, which no answer holds
+        if not known:
+            raise UserError(f"tokenizer.json: the decoder {kind} is not supported yet")
+
+
+def _piece(token: str, added: bool, steps: list[dict[str, Any]]) -> bytes:
+    """The bytes that a token stands for within a text."""
+    for step in steps:
+        match step["type"]:
+            case "ByteLevel" if not added:  # added tokens are spelled as text
+                return _from_byte_level(token)
+            case "ByteFallback" if byte := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(byte[1], 16)])
+            case "Replace":
+                token = token.replace(step["pattern"]["String"], step["content"])
+            case "Metaspace":
+                token = token.replace(step["replacement"], " ")
+    return token.encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Byte-level BPE spells bytes as characters: printable Latin-1 as itself, the rest in order from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(rest)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _from_byte_level(token: str) -> bytes:
+    return bytes(_ALPHABET[char] for char in token) if all(char in _ALPHABET for char in token) else token.encode()
+
+
+# How much text an id can stand for
+
+
+def _keeps_text(step: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer only cuts, and drops nothing."""
+    if step["type"] in ("Split", "Punctuation"):
+        return bool(step["behavior"] != "Removed")
+    return step["type"] in ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength")
+
+
+def _shrink(step: dict[str, Any]) -> int | None:
+    """How many bytes of text a normalizer makes one at most; None when that has no bound or is not known."""
+    match step["type"]:
+        case "NFC" | "NFD" | "NFKC" | "NFKD":
+            return _MOST_SHRINK
+        case "Prepend":
+            return 1
+        case "Replace" if "String" in step["pattern"] and step["content"]:
+            return max(1, -(-len(step["pattern"]["String"].encode()) // len(step["content"].encode())))
+    return None

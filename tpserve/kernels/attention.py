@@ -1,0 +1,125 @@
+"""Attention over paged keys and values in plain torch: gather the pages, then scaled dot-product attention.
+
+How the rows of a step are grouped does not depend on the layer, so it is worked out once a step
+(`arrange`) and used by every layer (`attend`). Rows of one token are batched by length: rows in a
+batch have at most twice the pages of its shortest, so that one long row does not pad all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SingleRows:
+    """Rows of one token each. `tokens` (rows,), `pages` (rows * n,) flat, `mask` (rows, 1, 1, n * page_size)."""
+
+    tokens: Tensor
+    pages: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class ChunkRow:
+    """One row of several tokens [first, stop) of the batch. `mask` is (count, length), or None where causal says it."""
+
+    first: int
+    stop: int
+    pages: Tensor
+    length: int  # tokens of context, the row's own included
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The rows of a step, grouped for attention."""
+
+    singles: tuple[SingleRows, ...]
+    chunks: tuple[ChunkRow, ...]
+
+
+def arrange(
+    starts: np.ndarray, counts: np.ndarray, tables: np.ndarray, page_size: int, device: torch.device, dtype: torch.dtype
+) -> Arrangement:
+    """Group rows; row r has `counts[r]` tokens from position `starts[r]` and its pages in `tables[r]` (rows, pages)."""
+    lengths = starts.astype(np.int64) + counts
+    pages = -(-lengths // page_size)
+    first = np.cumsum(counts, dtype=np.int64) - counts
+
+    def single(rows: np.ndarray) -> SingleRows:
+        most = int(pages[rows].max())
+        mask = np.where(np.arange(most * page_size) < lengths[rows, None], np.float32(0), np.float32(-np.inf))
+        return SingleRows(
+            torch.from_numpy(first[rows]).to(device),
+            torch.from_numpy(tables[rows, :most].reshape(-1)).to(device),
+            torch.from_numpy(mask).to(device, dtype)[:, None, None, :],
+        )
+
+    def chunk(row: int) -> ChunkRow:
+        start, count, length = int(starts[row]), int(counts[row]), int(lengths[row])
+        mask = None
+        if start:
+            mask = torch.ones(count, length, dtype=torch.bool, device=device).tril_(diagonal=start)
+        ids = torch.from_numpy(tables[row, : pages[row]]).to(device)
+        return ChunkRow(int(first[row]), int(first[row]) + count, ids, length, mask)
+
+    ones = np.flatnonzero(counts == 1)
+    ones = ones[np.argsort(pages[ones], kind="stable")]
+    return Arrangement(
+        tuple(single(rows) for rows in _batches(ones, pages)),
+        tuple(chunk(int(row)) for row in np.flatnonzero(counts > 1)),
+    )
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, rows: Arrangement) -> Tensor:
+    """Attention output (tokens, heads, head_dim) for query of that shape.
+
+    `keys` and `values` are one layer's pools (pages, page_size, kv_heads, head_dim), this step's
+    tokens included. Query head h reads KV head h // (heads // kv_heads). Scores are scaled by
+    head_dim ** -0.5 (Vaswani et al. 2017).
+    """
+    out = torch.empty_like(query)
+    for single in rows.singles:
+        out.index_copy_(0, single.tokens, _singles(query.index_select(0, single.tokens), keys, values, single))
+    for chunk in rows.chunks:
+        out[chunk.first : chunk.stop] = _chunk(query[chunk.first : chunk.stop], keys, values, chunk)
+    return out
+
+
+def _batches(rows: np.ndarray, pages: np.ndarray) -> list[np.ndarray]:
+    """Cut rows, sorted by pages, where the number of pages passes the next power of two."""
+    if not len(rows):
+        return []
+    classes = np.ceil(np.log2(pages[rows]))
+    return np.split(rows, np.flatnonzero(np.diff(classes)) + 1)
+
+
+def _gather(pool: Tensor, pages: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """(rows, kv_heads, tokens, head_dim) of the given pages, in `dtype`."""
+    _, _, kv_heads, head_dim = pool.shape
+    return pool.index_select(0, pages).to(dtype).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
+
+
+def _singles(query: Tensor, keys: Tensor, values: Tensor, single: SingleRows) -> Tensor:
+    """One token per row: the query heads of a group take the place of query positions."""
+    rows, heads, head_dim = query.shape
+    k, v = (_gather(pool, single.pages, rows, query.dtype) for pool in (keys, values))
+    grouped = query.view(rows, k.shape[1], -1, head_dim)
+    mask = single.mask.expand(rows, 1, grouped.shape[2], single.mask.shape[-1])
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(rows, heads, head_dim)
+
+
+def _chunk(query: Tensor, keys: Tensor, values: Tensor, chunk: ChunkRow) -> Tensor:
+    """Many tokens of one row: KV heads take the place of the batch, and a group shares its keys without a copy."""
+    count, heads, head_dim = query.shape
+    k, v = (_gather(pool, chunk.pages, 1, query.dtype)[0, :, None, : chunk.length] for pool in (keys, values))
+    kv_heads, group = k.shape[0], heads // k.shape[0]
+    grouped = query.view(count, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    k, v = (x.expand(kv_heads, group, chunk.length, head_dim) for x in (k, v))
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+    return out.permute(2, 0, 1, 3).reshape(count, heads, head_dim)

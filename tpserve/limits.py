@@ -1,0 +1,65 @@
+"""How long, how many and how much at once: the limits that follow from settings, model and KV pool together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tpserve.model.spec import ModelSpec
+from tpserve.settings import Settings, UserError
+
+_STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # a CPU's step stays short enough for the streams that wait for it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """As the fields of the same names in `Deployment`."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    notes: tuple[str, ...]
+
+
+def limits(settings: Settings, spec: ModelSpec, pool_tokens: int | None, device: Literal["cpu", "cuda"]) -> Limits:
+    """Resolve the automatic ones and adjust those that contradict each other. Raises UserError if that cannot be.
+
+    `pool_tokens` is None where only a loaded device can tell.
+    """
+    length = _length(settings, spec, pool_tokens)
+    length, tokens, notes = _step_tokens(settings, length, _STEP_TOKENS[device])
+    seqs = settings.max_num_seqs
+    if tokens < seqs:
+        notes += (f"--max-num-batched-tokens {tokens} lowers --max-num-seqs from {seqs} to {tokens}: a step needs a token of each",)
+    return Limits(length, min(seqs, tokens), tokens, notes)
+
+
+def _length(settings: Settings, spec: ModelSpec, pool_tokens: int | None) -> int:
+    wanted = settings.max_model_len
+    fits = spec.max_position if pool_tokens is None else min(spec.max_position, pool_tokens)
+    if wanted == "auto":
+        return fits
+    if wanted > spec.max_position:
+        raise UserError(f"--max-model-len {wanted}: the model was made for {spec.max_position} positions; the largest is {fits}")
+    if wanted > fits:
+        raise UserError(
+            f"--max-model-len {wanted}: the KV pool holds {pool_tokens} tokens; the largest that fits is {fits},"
+            " or give more --kv-cache-memory"
+        )
+    return wanted
+
+
+def _step_tokens(settings: Settings, length: int, default: int) -> tuple[int, int, tuple[str, ...]]:
+    """(max_model_len, max_num_batched_tokens, notes): without chunks a whole prompt must fit into one step."""
+    tokens = settings.max_num_batched_tokens
+    if tokens == "auto":
+        tokens = default if settings.enable_chunked_prefill else max(default, length)
+    elif not settings.enable_chunked_prefill and length > tokens:
+        if settings.max_model_len != "auto":
+            raise UserError(
+                f"--max-model-len {length} is over --max-num-batched-tokens {tokens}, and --no-enable-chunked-prefill"
+                " wants every prompt in one step; lower the first, raise the second, or leave chunked prefill on"
+            )
+        note = f"--max-num-batched-tokens {tokens} limits prompt and answer to {tokens} tokens, as chunked prefill is off"
+        return tokens, tokens, (note,)
+    return length, tokens, ()

@@ -1,0 +1,67 @@
+"""What this machine has, as far as it can be known without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """Memory that this process can still get: the system's, or what its control groups leave if that is less."""
+    fields = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+    system = int(fields["MemAvailable"].split()[0]) * 1024
+    return max(0, min([system, *_group_bytes(root)]))
+
+
+def cores(root: Path = _ROOT) -> int:
+    """Cores that this process may use: its affinity, or its control groups' share of time if that is less."""
+    return max(1, min([len(os.sched_getaffinity(0)), *_group_cores(root)]))
+
+
+def has_nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is loaded."""
+    return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _group_bytes(root: Path) -> Iterator[int]:
+    """Bytes left in each control group that has a limit; page cache that the kernel can drop counts as left."""
+    versions = (
+        ("sys/fs/cgroup", "", "memory.max", "memory.current", "inactive_file"),
+        ("sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    for place, controller, limit, usage, droppable in versions:
+        for group in _groups(root, place, controller):
+            if _read(group / limit).isdigit():  # else "max", or no such file
+                stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+                yield int(_read(group / limit)) - int(_read(group / usage)) + int(stat.get(droppable, 0))
+
+
+def _group_cores(root: Path) -> Iterator[int]:
+    """Whole cores' worth of time of each control group that has a limit; may be 0."""
+    quotas = [_read(group / "cpu.max") for group in _groups(root, "sys/fs/cgroup", "")]
+    for group in _groups(root, "sys/fs/cgroup/cpu", "cpu"):
+        quotas.append(_read(group / "cpu.cfs_quota_us") + " " + _read(group / "cpu.cfs_period_us"))
+    for quota in quotas:
+        used, _, period = quota.partition(" ")
+        if used.isdigit():  # else "max", -1, or no such file
+            yield int(used) // int(period)
+
+
+def _groups(root: Path, place: str, controller: str) -> Iterator[Path]:
+    """This process's control group and its ancestors, as far as they can be seen under `place`."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = root / place / path.lstrip("/")
+            yield from (parent for parent in (group, *group.parents) if parent.is_relative_to(root / place))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,165 @@
+"""A worker's life: load the shard, join the other ranks, then run one plan after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import zmq
+
+from tpserve.board import Writer
+from tpserve.checkpoint.weights import Dummy, Safetensors, load
+from tpserve.child import Charge, Control
+from tpserve.memory import page_bytes, pages_for
+from tpserve.messages import Hello, Loaded, Loading, Logits, MessageError, Ready, Serve, StepPlan, StepResult, decode, encode
+from tpserve.model.decoder import Decoder
+from tpserve.parallel.collectives import Collectives, open_collectives
+from tpserve.parallel.partition import partition, weight_params
+from tpserve.worker.runner import Runner, StepOutcome
+from tpserve.worker.sampler import Sampler
+from tpserve.worker.slots import Slots
+
+logger = logging.getLogger("tpserve")
+
+_IDLE_MS = 500  # how often an idle worker shows that it is alive
+_STORAGE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Worker:
+    """Rank `charge.rank`. Everything that depends on the device or on N is a value that is chosen here."""
+
+    def __init__(self, charge: Charge, control: Control, beats: Writer):
+        self.charge = charge
+        self.control = control
+        self.beats = beats
+        self.step = 0
+        self.deployment = charge.deployment
+        self.shard = partition(charge.deployment.spec, charge.deployment.settings.tp)[charge.rank]
+        self.device = _device(charge)
+        self.storage = _STORAGE[charge.deployment.dtype]
+        # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
+        self.compute = torch.float32 if (self.device.type, self.storage) == ("cpu", torch.float16) else self.storage
+
+    def run(self) -> None:
+        """Load, wait for the word to serve, and serve until killed."""
+        decoder = self._load()
+        pages = self._wait_for_serve()
+        runner = self._runner(decoder, pages)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as plans:
+            plans.setsockopt(zmq.IDENTITY, str(self.charge.rank).encode())
+            plans.setsockopt(zmq.SNDHWM, 0)
+            plans.setsockopt(zmq.RCVHWM, 0)
+            plans.connect(self.charge.address("plans"))
+            plans.send(encode(Hello(self.charge.rank), self.charge.epoch))
+            self.control.send(Ready("worker", self.charge.rank))
+            self._serve(runner, plans)
+
+    def _load(self) -> Decoder:
+        deployment, spec, rank = self.deployment, self.deployment.spec, self.charge.rank
+        total = weight_params(spec, self.shard) * self.storage.itemsize
+        self.control.send(Loading(rank, 0, total))
+        source = Dummy(spec) if deployment.settings.load_format == "dummy" else Safetensors(Path(deployment.model_path))
+
+        def progress(done_bytes: int) -> None:
+            self.beats.beat()
+            self.control.send(Loading(rank, min(done_bytes, total), total))
+
+        weights = load(spec, self.shard, source, self.device, self.storage, self.compute, progress)
+        if isinstance(source, Safetensors):
+            logger.debug("read %d bytes of tensor slices", source.requested_bytes)
+        return Decoder(spec, self.shard, weights, self._collectives(), self.compute)
+
+    def _collectives(self) -> Collectives:
+        charge, settings = self.charge, self.deployment.settings
+        return open_collectives(
+            "shared_memory" if self.device.type == "cpu" else "nccl",
+            charge.rank,
+            settings.tp,
+            limit_s=settings.step_timeout,
+            store_path=f"{charge.run_dir}/group.{charge.epoch}",
+            memory_fd=charge.shm_fd,
+        )
+
+    def _wait_for_serve(self) -> int:
+        self.control.send(Loaded(self.charge.rank, self._possible_pages()))
+        while True:
+            message = self.control.receive(_IDLE_MS)
+            self.beats.beat()
+            if isinstance(message, Serve):
+                return message.pages
+
+    def _possible_pages(self) -> int:
+        """The pages that fit beside the weights: fixed beforehand on a CPU, measured on a GPU."""
+        deployment = self.deployment
+        if deployment.num_pages is not None:
+            return deployment.num_pages
+        free, total = torch.cuda.mem_get_info(self.device)
+        budget = free - total * (1 - deployment.settings.gpu_memory_utilization)
+        return max(0, int(budget // self._page_bytes()))
+
+    def _page_bytes(self) -> int:
+        return page_bytes(self.deployment.spec, self.shard, self.deployment.dtype, self.deployment.page_size)
+
+    def _runner(self, decoder: Decoder, pages: int) -> Runner:
+        deployment, spec = self.deployment, self.deployment.spec
+        kv_heads = len(self.shard.layers[0].kv_heads)
+        shape = (spec.num_layers, 2, pages, deployment.page_size, kv_heads, spec.head_dim)
+        pools = torch.zeros(shape, dtype=self.storage, device=self.device)
+        pools.fill_(0)  # touches every page now: a pool that does not fit fails at the start, not in mid-stream
+        corrupt = deployment.settings.corrupt_id
+        wrong = (int(corrupt.split(":")[0]), int(corrupt.split(":")[1])) if corrupt else None
+        sampler = Sampler(decoder.collectives, self.shard.vocab.start, wrong)
+        most = pages_for(deployment.max_model_len, deployment.page_size)
+        return Runner(decoder, sampler, Slots(deployment.max_num_seqs, most, deployment.page_size, self.device), pools)
+
+    def _serve(self, runner: Runner, plans: zmq.Socket[bytes]) -> None:
+        idle_since = time.perf_counter()
+        while True:
+            if not plans.poll(_IDLE_MS):
+                self.beats.beat()
+                continue
+            data = plans.recv()
+            plan = self._checked(data)
+            if plan is None:
+                continue
+            self.step = plan.step
+            self.beats.step(plan.step)
+            wait_s = time.perf_counter() - idle_since
+            self._answer(plans, plan, runner.step(plan, data), wait_s)
+            idle_since = time.perf_counter()
+
+    def _checked(self, data: bytes) -> StepPlan | None:
+        """The next plan; None for another epoch's. Anything else is a fault."""
+        epoch, plan = decode(data)
+        if epoch != self.charge.epoch:
+            return None
+        if not isinstance(plan, StepPlan) or plan.step != self.step + 1:
+            raise MessageError(f"expected plan {self.step + 1}, got {type(plan).__name__} {getattr(plan, 'step', '')}")
+        return plan
+
+    def _answer(self, plans: zmq.Socket[bytes], plan: StepPlan, outcome: StepOutcome, wait_s: float) -> None:
+        rank, epoch = self.charge.rank, self.charge.epoch
+        for row in outcome.logits:
+            values = row.values.float().cpu().numpy()
+            message = Logits(plan.step, rank, row.row, self.shard.vocab.start, len(values), values.reshape(-1))
+            plans.send(encode(message, epoch))
+        if rank == 0:
+            seconds = np.asarray((wait_s, *outcome.seconds), np.float32)
+            result = StepResult(plan.step, outcome.ids.astype(np.int32), seconds, outcome.all_reduces, outcome.all_gathers)
+            plans.send(encode(result, epoch))
+
+
+def _device(charge: Charge) -> torch.device:
+    """This rank's device, with its share of the cores on a CPU."""
+    deployment, rank = charge.deployment, charge.rank
+    if deployment.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        return torch.device("cuda", rank % torch.cuda.device_count())
+    cores, threads = sorted(os.sched_getaffinity(0)), deployment.threads_per_rank
+    os.sched_setaffinity(0, {cores[(rank * threads + thread) % len(cores)] for thread in range(threads)})
+    torch.set_num_threads(threads)
+    return torch.device("cpu")

@@ -1,0 +1,104 @@
+"""One step on one rank: plan in, ids out. The same code on every device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpserve.kernels import attention, reference as ops
+from tpserve.messages import Row, StepPlan
+from tpserve.model.decoder import Decoder, StepInputs
+from tpserve.worker.sampler import Sampler, SamplingRows
+from tpserve.worker.slots import Slots, StepTokens
+
+
+@dataclass(frozen=True)
+class RowLogits:
+    """This rank's columns of the logits of one row's tokens: (count, columns) float32."""
+
+    row: int
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """`ids` (SAMPLE rows,) int64, -1 where not finite; `seconds` as `STEP_PARTS` less the first; collectives made."""
+
+    ids: np.ndarray
+    logits: tuple[RowLogits, ...]
+    seconds: tuple[float, ...]
+    all_reduces: int
+    all_gathers: int
+
+
+class Runner:
+    """Executes plans in order on a decoder, its KV pools and slots."""
+
+    def __init__(self, decoder: Decoder, sampler: Sampler, slots: Slots, pools: Tensor):
+        """`pools` is (layers, 2, pages, page_size, kv_heads, head_dim) in the storage dtype."""
+        self.decoder = decoder
+        self.sampler = sampler
+        self.slots = slots
+        self.pools = pools
+        self.device = pools.device
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan, data: bytes) -> StepOutcome:
+        """Run one plan; `data` is its wire form, which the ranks compare. The ids are the same on all ranks."""
+        collectives = self.decoder.collectives
+        reduces, gathers = collectives.all_reduces, collectives.all_gathers
+        began = time.perf_counter()
+        if len(plan.copy_to):
+            ops.copy_pages(self.pools, self._index(plan.copy_from), self._index(plan.copy_to))
+        tokens = self.slots.begin(plan)
+        inputs = self._inputs(tokens)
+        prepared, waited = time.perf_counter(), collectives.seconds
+
+        hidden = self.decoder.forward(inputs, self.pools)
+        self.slots.end(tokens)
+        logits = self._row_logits(plan, tokens, hidden)
+        sampled = np.flatnonzero(plan.flags & Row.SAMPLE)
+        last = self.decoder.logits(hidden.index_select(0, self._index(tokens.last[sampled])))
+        forwarded, forward_waited = time.perf_counter(), collectives.seconds
+
+        ids = self.sampler.sample(last, self._sampling(tokens, sampled), plan.step, data)
+        self.slots.last_ids.index_copy_(0, self._index(tokens.slots[sampled]), ids.clamp_min(0))
+        host_ids = ids.cpu().numpy()
+        ended = time.perf_counter()
+        forward_s = forwarded - prepared - (forward_waited - waited)
+        seconds = (prepared - began, forward_s, collectives.seconds - waited, ended - forwarded)
+        counts = collectives.all_reduces - reduces, collectives.all_gathers - gathers
+        return StepOutcome(host_ids, logits, seconds, *counts)
+
+    def _inputs(self, tokens: StepTokens) -> StepInputs:
+        ids = self._index(tokens.ids)
+        if len(tokens.fed):
+            ids.index_copy_(0, self._index(tokens.fed), self.slots.last_ids.index_select(0, self._index(tokens.fed_slots)))
+        rows = attention.arrange(
+            tokens.starts, tokens.counts, self.slots.tables[tokens.slots], self.slots.page_size, self.device, self.decoder.compute
+        )
+        return StepInputs(ids, self._index(tokens.positions), self._index(tokens.kv_slots), rows)
+
+    def _sampling(self, tokens: StepTokens, sampled: np.ndarray) -> SamplingRows:
+        slots, state = tokens.slots[sampled], self.slots
+        return SamplingRows(
+            temperatures=state.temperatures[slots],
+            top_ks=state.top_ks[slots],
+            top_ps=state.top_ps[slots],
+            min_ps=state.min_ps[slots],
+            seeds=state.seeds[slots],
+            choices=state.choices[slots],
+            positions=tokens.starts[sampled] + tokens.counts[sampled],
+        )
+
+    def _row_logits(self, plan: StepPlan, tokens: StepTokens, hidden: Tensor) -> tuple[RowLogits, ...]:
+        rows = np.flatnonzero(plan.flags & Row.LOGITS)
+        spans = [(int(row), int(tokens.last[row] + 1 - tokens.counts[row]), int(tokens.last[row] + 1)) for row in rows]
+        return tuple(RowLogits(row, self.decoder.logits(hidden[first:stop])) for row, first, stop in spans)
+
+    def _index(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64, copy=True)).to(self.device)

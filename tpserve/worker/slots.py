@@ -1,0 +1,93 @@
+"""What a worker knows of each running sequence: a cache of what the plans said, as arrays over slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tpserve.messages import Row, StepPlan
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """The tokens of a plan, flat in row order, on the host. All int64.
+
+    `positions`, `kv_slots`: (tokens,). `starts`, `counts`, `slots`: (rows,). `last` is each row's last
+    token's place. `fed` are the tokens whose ids the slots `fed_slots` hold; the others' are in `ids`.
+    """
+
+    slots: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    last: np.ndarray
+    positions: np.ndarray
+    kv_slots: np.ndarray
+    ids: np.ndarray
+    fed: np.ndarray
+    fed_slots: np.ndarray
+
+
+class Slots:
+    """State per slot. Every operation is over arrays: no Python per row."""
+
+    def __init__(self, slots: int, pages: int, page_size: int, device: torch.device):
+        """Room for `slots` sequences of up to `pages` pages of `page_size` tokens each."""
+        self.page_size = page_size
+        self.lengths = np.zeros(slots, np.int64)  # tokens with keys and values
+        self.tables = np.zeros((slots, pages), np.int64)
+        self.page_counts = np.zeros(slots, np.int64)
+        self.temperatures = np.zeros(slots, np.float32)
+        self.top_ks = np.zeros(slots, np.int64)
+        self.top_ps = np.ones(slots, np.float32)
+        self.min_ps = np.zeros(slots, np.float32)
+        self.seeds = np.zeros(slots, np.uint64)
+        self.choices = np.zeros(slots, np.int64)
+        self.last_ids = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def begin(self, plan: StepPlan) -> StepTokens:
+        """Take over what the plan says of its slots; returns its tokens. `end` must follow."""
+        slots, counts = plan.slots.astype(np.int64), plan.counts.astype(np.int64)
+        self._admit(slots[(plan.flags & Row.FIRST) != 0], plan)
+        self._append_pages(slots, plan)
+        starts = self.lengths[slots]
+        stops = np.cumsum(counts)
+        row = np.repeat(np.arange(len(slots)), counts)
+        positions = np.arange(len(row)) - (stops - counts)[row] + starts[row]
+        page, offset = np.divmod(positions, self.page_size)
+        from_slot = (plan.flags & Row.FROM_SLOT) != 0
+        ids = np.zeros(len(row), np.int64)
+        ids[~from_slot[row]] = plan.ids
+        return StepTokens(
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            last=stops - 1,
+            positions=positions,
+            kv_slots=self.tables[slots[row], page] * self.page_size + offset,
+            ids=ids,
+            fed=(stops - 1)[from_slot],
+            fed_slots=slots[from_slot],
+        )
+
+    def end(self, tokens: StepTokens) -> None:
+        """The tokens' keys and values are in the pool."""
+        self.lengths[tokens.slots] += tokens.counts
+
+    def _admit(self, slots: np.ndarray, plan: StepPlan) -> None:
+        self.lengths[slots] = plan.starts
+        self.page_counts[slots] = 0
+        self.temperatures[slots] = plan.temperatures
+        self.top_ks[slots] = plan.top_ks
+        self.top_ps[slots] = plan.top_ps
+        self.min_ps[slots] = plan.min_ps
+        self.seeds[slots] = plan.seeds
+        self.choices[slots] = plan.choices
+
+    def _append_pages(self, slots: np.ndarray, plan: StepPlan) -> None:
+        counts = plan.page_counts.astype(np.int64)
+        row = np.repeat(np.arange(len(slots)), counts)
+        offset = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        self.tables[slots[row], self.page_counts[slots[row]] + offset] = plan.pages
+        self.page_counts[slots] += counts
