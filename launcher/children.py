@@ -29,13 +29,21 @@ class Child:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
 
-    def reap(self) -> str:
+    def has_ended(self) -> bool:
+        """Whether it is over; its status is taken in then."""
+        return self.process.poll() is not None
+
+    def cause_of_death(self) -> str:
         """How it ended, after it has."""
         status = self.process.wait()
-        os.close(self.pidfd)
         if status >= 0:
             return f"exit status {status}"
         return f"killed by signal {-status} ({signal.Signals(-status).name})"
+
+    def reap(self) -> None:
+        """Take in its status, after it has ended, and let go of it."""
+        self.process.wait()
+        os.close(self.pidfd)
 
 
 def spawn(charge: Charge, inherited: tuple[int, ...] = ()) -> Child:

@@ -206,7 +206,9 @@ class Supervisor:
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
             case Failure():
-                self._fault(_failure_line(sender, message, self.state))
+                # Whoever misses a dead process says so as well; its death is the cause.
+                dead = next((child for child in self.children.values() if child.title != sender and child.has_ended()), None)
+                self._fault(self._death_line(dead) if dead else _failure_line(sender, message, self.state))
                 if message.detail:
                     logger.debug("%s", message.detail)
             case Loading():
@@ -240,14 +242,17 @@ class Supervisor:
 
     def _on_death(self, child: Child) -> None:
         del self.children[child.title]
-        cause = child.reap()
+        child.reap()
         if self.state is State.ENDING:
             return
         if child.title == "frontend" and self.state is State.DRAINING:
             self._end()
             return
+        self._fault(self._death_line(child))
+
+    def _death_line(self, child: Child) -> str:
         step = f" at step {self.board.read(child.charge.rank + 1).last_step}" if child.charge.role == "worker" else ""
-        self._fault(f"{child.title} died{step}: {cause}")
+        return f"{child.title} died{step}: {child.cause_of_death()}"
 
     # The end
 

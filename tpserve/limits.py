@@ -30,7 +30,9 @@ def limits(settings: Settings, spec: ModelSpec, pool_tokens: int | None, device:
     length, tokens, notes = _step_tokens(settings, length, _STEP_TOKENS[device])
     seqs = settings.max_num_seqs
     if tokens < seqs:
-        notes += (f"--max-num-batched-tokens {tokens} lowers --max-num-seqs from {seqs} to {tokens}: a step needs a token of each",)
+        notes += (
+            f"--max-num-batched-tokens {tokens} lowers --max-num-seqs from {seqs} to {tokens}: a step needs a token of each",
+        )
     return Limits(length, min(seqs, tokens), tokens, notes)
 
 
@@ -40,7 +42,9 @@ def _length(settings: Settings, spec: ModelSpec, pool_tokens: int | None) -> int
     if wanted == "auto":
         return fits
     if wanted > spec.max_position:
-        raise UserError(f"--max-model-len {wanted}: the model was made for {spec.max_position} positions; the largest is {fits}")
+        raise UserError(
+            f"--max-model-len {wanted}: the model was made for {spec.max_position} positions; the largest is {fits}"
+        )
     if wanted > fits:
         raise UserError(
             f"--max-model-len {wanted}: the KV pool holds {pool_tokens} tokens; the largest that fits is {fits},"
@@ -53,13 +57,12 @@ def _step_tokens(settings: Settings, length: int, default: int) -> tuple[int, in
     """(max_model_len, max_num_batched_tokens, notes): without chunks a whole prompt must fit into one step."""
     tokens = settings.max_num_batched_tokens
     if tokens == "auto":
-        tokens = default if settings.enable_chunked_prefill else max(default, length)
-    elif not settings.enable_chunked_prefill and length > tokens:
-        if settings.max_model_len != "auto":
-            raise UserError(
-                f"--max-model-len {length} is over --max-num-batched-tokens {tokens}, and --no-enable-chunked-prefill"
-                " wants every prompt in one step; lower the first, raise the second, or leave chunked prefill on"
-            )
-        note = f"--max-num-batched-tokens {tokens} limits prompt and answer to {tokens} tokens, as chunked prefill is off"
-        return tokens, tokens, (note,)
-    return length, tokens, ()
+        return length, default if settings.enable_chunked_prefill else max(default, length), ()
+    if settings.enable_chunked_prefill or length <= tokens:
+        return length, tokens, ()
+    if settings.max_model_len != "auto":
+        raise UserError(
+            f"--max-model-len {length} is over --max-num-batched-tokens {tokens}, and --no-enable-chunked-prefill"
+            " wants every prompt in one step; lower the first, raise the second, or leave chunked prefill on"
+        )
+    return tokens, tokens, (f"--max-num-batched-tokens {tokens} is the most tokens of a prompt too, without chunked prefill",)

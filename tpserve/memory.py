@@ -21,14 +21,14 @@ def page_bytes(spec: ModelSpec, shard: Shard, dtype: str, page_size: int) -> int
     return 2 * heads * spec.head_dim * page_size * ITEM_BYTES[dtype]
 
 
+def host_page_bytes(spec: ModelSpec, shards: tuple[Shard, ...], dtype: str, page_size: int) -> int:
+    """Bytes of one page in the pools of all ranks together, which are on one host."""
+    return sum(page_bytes(spec, shard, dtype, page_size) for shard in shards)
+
+
 def pages_for(tokens: int, page_size: int) -> int:
     """Pages that hold so many tokens of one sequence."""
     return -(-tokens // page_size)
-
-
-def pool_pages(spec: ModelSpec, shards: tuple[Shard, ...], dtype: str, page_size: int, budget_bytes: int) -> int:
-    """Pages of every rank's pool when the pools of all ranks together may take `budget_bytes`."""
-    return budget_bytes // sum(page_bytes(spec, shard, dtype, page_size) for shard in shards)
 
 
 def default_kv_bytes(available_bytes: int) -> int:

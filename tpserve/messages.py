@@ -9,7 +9,7 @@ that a message about many rows costs the same as one about few. Nothing is pickl
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Callable, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -132,6 +132,10 @@ class StepPlan:
         _same_length(self, "slots", "counts", "flags", "page_counts")
         _same_length(self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps")
         _same_length(self, "copy_from", "copy_to")
+        given = (self.flags & Row.FROM_SLOT) == 0
+        wanted = int(np.count_nonzero(self.flags & Row.FIRST)), int(self.page_counts.sum()), int(self.counts[given].sum())
+        if wanted != (len(self.starts), len(self.pages), len(self.ids)):
+            raise MessageError(f"StepPlan: rows want {wanted} starts, pages and ids")
 
 
 # worker -> coordinator
@@ -181,7 +185,10 @@ class Logits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """What one step brought, one entry per id. `cached` is the choice's prompt tokens found in the prefix cache."""
+    """What one step brought, one entry per id. `cached` is the choice's prompt tokens found in the prefix cache.
+
+    `waits` has one entry per choice whose first chunk was in this step: its seconds since the Submit came.
+    """
 
     step: U64
     requests: U64s
@@ -190,6 +197,7 @@ class Tokens:
     finishes: U8s
     cached: U32s
     seconds: F32s  # as in StepResult
+    waits: F32s = field(default_factory=lambda: np.empty(0, "<f4"))
 
     def __post_init__(self) -> None:
         _same_length(self, "requests", "choices", "ids", "finishes", "cached")

@@ -90,7 +90,9 @@ def _device(settings: Settings) -> Device:
         raise UserError("--device cuda: no NVIDIA driver on this machine; give --device cpu")
     torch = importlib.metadata.version("torch")
     if torch.endswith("+cpu"):
-        raise UserError(f"--device {settings.device}: torch {torch} cannot use the GPU; run scripts/setup --cuda, or give --device cpu")
+        raise UserError(
+            f"--device {settings.device}: torch {torch} cannot use the GPU; run scripts/setup --cuda, or give --device cpu"
+        )
     return "cuda"
 
 
@@ -104,8 +106,8 @@ def _shards(spec: ModelSpec, ranks: int) -> tuple[Shard, ...]:
 def _dtype(settings: Settings, config: dict[str, Any], stored: dict[str, headers.Stored]) -> Dtype:
     """Of weights and KV pages; auto is what config.json says, else what the files hold, else float32 as in transformers."""
     if settings.dtype == "auto":
-        held = {headers.DTYPES.get(tensor.dtype) for tensor in stored.values() if len(tensor.shape) > 1}
-        named = config.get("dtype") or config.get("torch_dtype") or (held.pop() if len(held) == 1 else "float32")
+        held = {headers.DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in headers.DTYPES}
+        named = str(config.get("dtype") or config.get("torch_dtype") or (held.pop() if len(held) == 1 else "float32"))
     else:
         named = settings.dtype
     if named not in _DTYPES:
@@ -126,14 +128,13 @@ def _pages(settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], devic
         _check_memory(memory.model_bytes(spec, dtype), budget_bytes, available_bytes)
     if budget_bytes is None:
         return None
-    pages = memory.pool_pages(spec, shards, dtype, settings.block_size, budget_bytes)
-    if pages < 1:
-        page_bytes = memory.page_bytes(spec, partition(spec, 1)[0], dtype, settings.block_size)
+    page_bytes = memory.host_page_bytes(spec, shards, dtype, settings.block_size)
+    if budget_bytes < page_bytes:
         raise UserError(
-            f"--kv-cache-memory of {budget_bytes} bytes holds not one page of at least {page_bytes} bytes;"
+            f"--kv-cache-memory of {budget_bytes} bytes is less than one page, {page_bytes} bytes;"
             " give more, or a smaller --block-size"
         )
-    return pages
+    return budget_bytes // page_bytes
 
 
 def _check_memory(weight_bytes: int, kv_bytes: int, available_bytes: int) -> None:

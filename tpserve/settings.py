@@ -49,7 +49,8 @@ def explain(error: ValidationError) -> tuple[str, str]:
     first, *_ = errors = error.errors()
     field = first["loc"][0]
     # A field of several types brings one complaint per type.
-    wants = [e["msg"].removeprefix("Value error, ").replace("Input should be", "must be") for e in errors if e["loc"][0] == field]
+    complaints = [complaint["msg"].removeprefix("Value error, ") for complaint in errors if complaint["loc"][0] == field]
+    wants = [complaint.replace("Input should be", "must be").partition(", unable")[0] for complaint in complaints]
     return str(field), " or ".join(dict.fromkeys(wants))
 
 
@@ -70,9 +71,13 @@ class Settings(BaseModel):
         bool, Flag("--allow-no-key"), Field(description="Listen beyond loopback although any client may connect.")
     ] = False
     tp: Annotated[
-        int, Flag("--tp", "--tensor-parallel-size", "-tp"), Field(ge=1, le=1024, description="Worker processes that share the model.")
+        int,
+        Flag("--tp", "--tensor-parallel-size", "-tp"),
+        Field(ge=1, le=1024, description="Worker processes that share the model."),
     ] = 1
-    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("--device"), Field(description="Where the workers compute.")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("--device"), Field(description="Where the workers compute.")] = (
+        "auto"
+    )
     dtype: Annotated[
         Literal["auto", "bfloat16", "half", "float16", "float32", "float"],
         Flag("--dtype"),
@@ -88,7 +93,9 @@ class Settings(BaseModel):
         Flag("--max-model-len"),
         Field(description="Most tokens of a prompt with its answer; auto is the most the model and the memory allow."),
     ] = "auto"
-    max_num_seqs: Annotated[int, Flag("--max-num-seqs"), Field(ge=1, le=65535, description="Most sequences that run at once.")] = 256
+    max_num_seqs: Annotated[
+        int, Flag("--max-num-seqs"), Field(ge=1, le=65535, description="Most sequences that run at once.")
+    ] = 256
     max_num_batched_tokens: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"],
         Flag("--max-num-batched-tokens"),
@@ -100,24 +107,28 @@ class Settings(BaseModel):
     enable_prefix_caching: Annotated[
         bool, Flag("--enable-prefix-caching"), Field(description="Reuse the KV pages of prompts that begin alike.")
     ] = True
-    block_size: Annotated[
-        int, Flag("--block-size"), Field(ge=1, le=1024, description="Tokens per KV page.")
-    ] = 16
+    block_size: Annotated[int, Flag("--block-size"), Field(ge=1, le=1024, description="Tokens per KV page.")] = 16
     kv_cache_memory: Annotated[
         Annotated[int, Field(ge=1)] | None,
         BeforeValidator(parse_bytes),
         Flag("--kv-cache-memory", "--kv-cache-memory-bytes"),
         Field(description="Bytes for the KV pools of all ranks of this host together, such as 2GiB."),
     ] = None
-    kv_cache_dtype: Annotated[str, Flag("--kv-cache-dtype"), Field(description="Type of the KV cache: auto is the model's.")] = "auto"
+    kv_cache_dtype: Annotated[
+        str, Flag("--kv-cache-dtype"), Field(description="Type of the KV cache: auto is the model's.")
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float, Flag("--gpu-memory-utilization"), Field(gt=0, le=1, description="Share of each GPU's memory to use.")
     ] = 0.9
     seed: Annotated[
-        Annotated[int, Field(ge=0, lt=2**64)] | None, Flag("--seed"), Field(description="Seed of requests that bring none; default: a new one each.")
+        Annotated[int, Field(ge=0, lt=2**64)] | None,
+        Flag("--seed"),
+        Field(description="Seed of requests that bring none; default: a new one each."),
     ] = None
     trust_remote_code: Annotated[
-        bool, Flag("--trust-remote-code"), Field(description="Accepted for compatibility; code from a model folder is never run.")
+        bool,
+        Flag("--trust-remote-code"),
+        Field(description="Accepted for compatibility; code from a model folder is never run."),
     ] = False
     drain_timeout: Annotated[
         float, Flag("--drain-timeout"), Field(ge=0, description="Seconds that open requests get to end after SIGTERM.")

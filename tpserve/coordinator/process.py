@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import time
-from typing import Callable, Iterator, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import zmq
 
 from tpserve.child import Charge, Control
-from tpserve.coordinator.scheduler import Limits, ProtocolError, Scheduler
+from tpserve.coordinator.capacity import Capacity
+from tpserve.coordinator.scheduler import ProtocolError, Scheduler
 from tpserve.deployment import Deployment
 from tpserve.messages import Abort, Hello, Message, Ready, Serve, StepPlan, StepResult, Submit, decode, encode
 from tpserve.settings import UserError
@@ -21,7 +22,6 @@ STATS_S = 0.1  # between two Stats while busy
 
 _SECRET_BYTES = 32
 _T = TypeVar("_T")
-_log = logging.getLogger("tpserve")
 
 
 class Coordinator:
@@ -56,7 +56,7 @@ class Coordinator:
         return message.pages
 
     def _open(self, num_pages: int) -> None:
-        self._scheduler = Scheduler(limits(self._charge.deployment, num_pages), os.urandom(_SECRET_BYTES))
+        self._scheduler = Scheduler(capacity(self._charge.deployment, num_pages), os.urandom(_SECRET_BYTES))
         self._plans = self._socket(zmq.ROUTER)
         self._plans.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a plan for an absent rank is dropped silently
         self._plans.bind(self._charge.address("plans"))
@@ -137,14 +137,16 @@ class Coordinator:
 
     def _send_stats(self) -> None:
         """Every `STATS_S` while there is work, and once when there is none any more."""
-        idle, now_s = self._scheduler.idle, time.monotonic()
-        if idle and not self._was_idle and self._scheduler.stats.pages_used:
-            raise RuntimeError(f"no request is open, yet {self._scheduler.stats.pages_used} pages are in use")
-        if (idle and not self._was_idle) or (not idle and now_s >= self._next_stats_s):
-            counts = {"plan_bytes": self._plan_bytes, "all_reduces": self._all_reduces, "all_gathers": self._all_gathers}
-            self._to_frontend(dataclasses.replace(self._scheduler.stats, **counts))
-            self._next_stats_s = now_s + STATS_S
+        idle, was_idle, now_s = self._scheduler.idle, self._was_idle, time.monotonic()
         self._was_idle = idle
+        if was_idle if idle else now_s < self._next_stats_s:
+            return
+        counts = {"plan_bytes": self._plan_bytes, "all_reduces": self._all_reduces, "all_gathers": self._all_gathers}
+        stats = dataclasses.replace(self._scheduler.stats, **counts)
+        if idle and stats.pages_used:
+            raise RuntimeError(f"no request is open, yet {stats.pages_used} pages are in use")
+        self._to_frontend(stats)
+        self._next_stats_s = now_s + STATS_S
 
     # Messages
 
@@ -166,11 +168,11 @@ class Coordinator:
         return message if epoch == self._charge.epoch else None
 
 
-def limits(deployment: Deployment, num_pages: int) -> Limits:
+def capacity(deployment: Deployment, num_pages: int) -> Capacity:
     """What the scheduler may use. Raises UserError when the longest request does not fit the pages."""
     settings = deployment.settings
     try:
-        return Limits(
+        return Capacity(
             num_pages=num_pages,
             page_size=deployment.page_size,
             max_model_len=deployment.max_model_len,

@@ -12,12 +12,12 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.draft import Draft
 from tpserve.coordinator.pages import PagePool
 from tpserve.coordinator.sequence import Sequence
@@ -27,35 +27,11 @@ from tpserve.messages import Finish, Refused, Stats, StepPlan, StepResult, Submi
 WINDOW = 2  # plans in flight: the workers have the next one when they end a step
 
 _ALL_CHOICES = -1
-_MOST_PAGES_OF_A_ROW = 2**16 - 1  # what `StepPlan.page_counts` can say
 _arrival = attrgetter("arrival")
 
 
 class ProtocolError(ValueError):
     """Another process sent what it must not send in this state."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the scheduler may use. Raises ValueError for limits under which some request would wait for ever."""
-
-    num_pages: int
-    page_size: int  # tokens
-    max_model_len: int  # tokens of prompt and answer
-    max_num_seqs: int
-    max_num_batched_tokens: int  # in one step
-    chunked_prefill: bool
-    prefix_caching: bool
-
-    def __post_init__(self) -> None:
-        pages = pages_for(self.max_model_len, self.page_size)
-        if pages > self.num_pages:
-            raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; there are {self.num_pages}")
-        if pages > _MOST_PAGES_OF_A_ROW:
-            raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; {_MOST_PAGES_OF_A_ROW} is the most")
-        least = self.max_num_seqs if self.chunked_prefill else max(self.max_num_seqs, self.max_model_len)
-        if self.max_num_batched_tokens < least:
-            raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}, at least {least} is needed")
 
 
 class _InFlight(NamedTuple):
@@ -76,17 +52,17 @@ class _Prefix(NamedTuple):
 class Scheduler:
     """Owns every open sequence of an epoch. Steps are numbered from 1 without a gap."""
 
-    def __init__(self, limits: Limits, secret: bytes):
-        self._limits = limits
-        self._pool = PagePool(limits.num_pages, limits.page_size, secret)
-        self._page_size = limits.page_size
+    def __init__(self, capacity: Capacity, secret: bytes):
+        self._capacity = capacity
+        self._pool = PagePool(capacity.num_pages, capacity.page_size, secret)
+        self._page_size = capacity.page_size
         self._step = 0
         self._in_flight: deque[_InFlight] = deque()
         self._arrivals = 0
         self._open: dict[int, dict[int, Sequence]] = {}  # request -> choice -> sequence
         self._waiting: list[Sequence] = []  # in order of arrival
         self._running: dict[int, Sequence] = {}  # slot -> sequence, in order of admission
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._preemptions = 0
         self._prefix_hit_tokens = 0
 
@@ -99,11 +75,11 @@ class Scheduler:
             raise ProtocolError(f"request {submit.request} is already open")
         if not choices or len(set(choices)) < len(choices):
             raise ProtocolError(f"request {submit.request} has choices {choices}")
-        reason = self._refusal(submit)
+        reason = self._capacity.refusal(submit)
         if reason:
             return Refused(submit.request, reason)
         leader = None
-        for choice, generated in zip(choices, submit.generated):
+        for choice, generated in zip(choices, submit.generated, strict=True):
             sequence = self._sequence(submit, choice, generated, leader)
             leader = leader or sequence
             self._waiting.append(sequence)
@@ -124,7 +100,7 @@ class Scheduler:
         if len(self._in_flight) == WINDOW:
             return None
         preempted = self._make_room()
-        draft = Draft(self._step + 1, self._limits.max_num_batched_tokens)
+        draft = Draft(self._step + 1, self._capacity.max_num_batched_tokens)
         self._plan_decodes(draft)
         self._plan_running_chunk(draft)
         if not preempted:  # else the pages just given up would go to a newcomer
@@ -148,7 +124,7 @@ class Scheduler:
         live: list[Sequence] = []
         ids, finishes = array("i"), bytearray()
         size, begun, goes_on = self._page_size, 1 % self._page_size, int(Finish.NONE)
-        for sequence, token in zip(sampled, result.ids.tolist()):
+        for sequence, token in zip(sampled, result.ids.tolist(), strict=True):
             if sequence.ended:  # aborted, or this is its ghost row
                 continue
             live.append(sequence)
@@ -189,22 +165,19 @@ class Scheduler:
             all_gathers=0,
         )
 
-    # Arrival and end
+    def check(self) -> None:
+        """Raise AssertionError unless pages, slots and queues agree."""
+        running = list(self._running.values())
+        self._pool.check([sequence.pages for sequence in running])
+        for sequence in running:
+            open_pages = sequence.pages[sequence.num_computed // self._page_size :]
+            assert not self._pool.is_shared(open_pages), "a page that will be written to is shared"
+        assert sorted([*self._running, *self._free_slots]) == list(range(self._capacity.max_num_seqs)), "slots were lost"
+        assert self._waiting == sorted(self._waiting, key=_arrival), "the queue is out of order"
+        holders = [sequence for choices in self._open.values() for sequence in choices.values()]
+        assert set(holders) == {*running, *self._waiting}, "an open sequence is neither running nor waiting, or is over"
 
-    def _refusal(self, submit: Submit) -> str:
-        """Why this request can never be served, or ''."""
-        num_prompt, most = len(submit.prompt), self._limits.max_model_len
-        if not num_prompt:
-            return "the prompt is empty"
-        if num_prompt + 1 > most:
-            return f"the prompt has {num_prompt} tokens; with one of answer that is more than the {most} that fit"
-        if not submit.max_tokens:
-            return "max_tokens is 0; at least 1 is needed"
-        room = min(submit.max_tokens, most - num_prompt)
-        longest = max(map(len, submit.generated))
-        if longest >= room:
-            return f"a choice has {longest} generated tokens already; at most {room} are allowed"
-        return ""
+    # Arrival and end
 
     def _sequence(self, submit: Submit, choice: int, generated: np.ndarray, leader: Sequence | None) -> Sequence:
         ids = array("i", submit.prompt.tobytes())
@@ -216,7 +189,7 @@ class Scheduler:
             arrival=self._arrivals,
             ids=ids,
             num_prompt=len(submit.prompt),
-            max_len=min(len(submit.prompt) + submit.max_tokens, self._limits.max_model_len),
+            max_len=self._capacity.max_len(submit),
             stop_ids=frozenset(submit.stop_ids.tolist()),
             sampling=submit.sampling,
             leader=leader,
@@ -330,7 +303,7 @@ class Scheduler:
         if sequence.num_outstanding:  # preempted, and not all its ids are known yet
             return False
         prefix = self._prefix(sequence, draft.step)
-        if len(sequence.ids) - prefix.tokens > draft.budget and not self._limits.chunked_prefill:
+        if len(sequence.ids) - prefix.tokens > draft.budget and not self._capacity.chunked_prefill:
             return False
         num_new = pages_for(len(sequence.ids), self._page_size) - len(prefix.pages)
         # Without a reserve the others' next pages would soon have to come from this sequence again.
@@ -364,14 +337,14 @@ class Scheduler:
 
     def _hit(self, sequence: Sequence, most: int) -> list[int]:
         """Indexed pages with the content of the sequence's first ones, `most` at most."""
-        if not self._limits.prefix_caching:
+        if not self._capacity.prefix_caching:
             return []
         self._pool.extend_digests(sequence.digests, sequence.ids, most)
         return self._pool.find(sequence.digests[:most])
 
     def _publish(self, sequence: Sequence) -> None:
         """Offer its pages to the index that are full of known ids and computed, in steps already planned."""
-        if not self._limits.prefix_caching:
+        if not self._capacity.prefix_caching:
             return
         full = min(sequence.num_computed, len(sequence.ids)) // self._page_size
         self._pool.extend_digests(sequence.digests, sequence.ids, full)

@@ -1,94 +1,72 @@
 """Open requests: everything that is known of them, enough to continue each one on any engine.
 
 A `Generation` is one HTTP request. Each of its prompts is a `Record`, which the engine knows by a number, and
-each answer to a prompt is a `Choice`. Ids arrive through `Choice.add`, which makes text of them at once: a
-stop string ends a choice in time although its client reads slowly. What the client has not read yet waits in
-the choice, joined, so a client that does not read at all costs its text and no queue.
+each answer to a prompt is a `Choice`. Ids become text as they arrive, so a stop string ends a choice in time
+although its client reads slowly; a client that does not read at all costs its text and no queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from tpserve.frontend.detokenize import AnswerText
 from tpserve.frontend.errors import ApiError
 from tpserve.frontend.schema import GenerateRequest
-from tpserve.frontend.stops import StopFinder, StopPattern
-from tpserve.frontend.text import Detokenizer, Tokenizer
+from tpserve.frontend.stops import StopPattern
+from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.messages import Finish, Submit
 
-_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+_REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """One answer to one prompt. `index` is its place in the HTTP answer, `number` its number in the Submit."""
 
-    def __init__(self, index: int, number: int, tokenizer: Tokenizer, hidden_ids: frozenset[int], finder: StopFinder):
-        self.index = index
-        self.number = number
-        self.ids: list[int] = []
-        self.cached_tokens = 0  # of the prompt, found in the prefix cache
-        self.finish_reason: str | None = None
-        self.first_at = self.last_at = 0.0  # monotonic seconds of the first and the last id
-        self._tokenizer = tokenizer
-        self._hidden_ids = hidden_ids
-        self._detokenizer = Detokenizer(tokenizer.pieces)
-        self._finder = finder
-        self._unread: list[str] = []
+    index: int
+    number: int
+    text: AnswerText
+    ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    finish_reason: str | None = None
+    first_at: float = 0.0  # monotonic seconds of the first and the last id
+    last_at: float = 0.0
 
     def add(self, id_: int, finish: Finish, now: float) -> None:
-        """Take the next id; `finish` is the engine's reason to end with it."""
+        """Take the next id, with the engine's reason to end after it. A stop string that it completes ends too."""
+        self.text.add(id_, finish)
+        self.ids.append(id_)
         self.first_at = self.first_at or now
         self.last_at = now
-        self.ids.append(id_)
-        # The id that ends the sequence is never text of the answer; a hidden id may still complete a stop string.
-        hidden = finish is Finish.STOP or id_ in self._hidden_ids
-        if not hidden:
-            self._show(self._detokenizer.add(id_))
-        if finish:
-            self._show(self._detokenizer.end())
-        if hidden:
-            self._show(self._tokenizer.text_of(id_), shown=False)
-        if self._finder.found is not None:
-            self.finish_reason = "stop"
-        elif finish:
-            self._unread.append(self._finder.end())
-            self.finish_reason = _REASONS[finish]
-
-    def take_text(self) -> str:
-        """The text that came since the last call."""
-        text = "".join(self._unread)
-        self._unread.clear()
-        return text
-
-    def _show(self, text: str, shown: bool = True) -> None:
-        self._unread.append(self._finder.feed(text, shown))
+        self.finish_reason = "stop" if self.text.is_stopped else _REASONS[finish]
 
 
 class Generation:
     """One HTTP request while it is open: its records, and the bell that wakes its handler."""
 
-    def __init__(self, request: GenerateRequest, arrived: float):
+    def __init__(self, request: GenerateRequest, prompts: Sequence[np.ndarray], arrived: float):
         self.request = request
+        self.prompts = prompts  # int32
         self.arrived = arrived  # monotonic seconds
         self.records: list[Record] = []
         self.error: ApiError | None = None
         self.hung_up = False
+        self.open_choices = len(prompts) * request.n
         self._bell = asyncio.Event()
         self._changed: dict[int, Choice] = {}
 
     @property
-    def choices(self) -> list[Choice]:
-        """All of them, in the order of their indices."""
-        return [choice for record in self.records for choice in record.choices]
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing more will come."""
-        return self.hung_up or self.error is not None or not any(record.open_choices for record in self.records)
+        return self.hung_up or self.error is not None or not self.open_choices
+
+    def choices(self) -> Iterator[Choice]:
+        """All of them, in the order of their indices."""
+        return (choice for record in self.records for choice in record.choices)
 
     def notice(self, choice: Choice) -> None:
         """Wake the handler: this choice has something new. Many calls before it runs are one wake-up."""
@@ -101,21 +79,21 @@ class Generation:
         self._bell.set()
 
     def hang_up(self) -> None:
-        """The client is gone."""
+        """End without an answer: the client is gone."""
         self.hung_up = True
         self._bell.set()
 
-    async def changes(self) -> Sequence[Choice]:
-        """Wait for news; the choices that have some. May be none, when the generation is over."""
+    async def changes(self) -> list[Choice]:
+        """Wait for news; the choices that have some. None have when it ends otherwise than by its choices."""
         await self._bell.wait()
         self._bell.clear()
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Record:
-    """One prompt and its choices, as the engine is asked for them and asked again after it was replaced."""
+    """One prompt and its choices, as the engine is asked for them, and can be asked again after it was replaced."""
 
     number: int  # of the Submit, never used twice
     generation: Generation
@@ -123,15 +101,12 @@ class Record:
     max_tokens: int
     stop_ids: np.ndarray  # int32
     choices: list[Choice]
-
-    @property
-    def open_choices(self) -> list[Choice]:
-        """Those that still get ids."""
-        return [choice for choice in self.choices if choice.finish_reason is None]
+    open_choices: int
+    is_started: bool = False  # an id has come, so the prompt has been worked through
 
     def submit(self) -> Submit:
-        """The message that has the engine generate the open choices from where they are."""
-        choices = self.open_choices
+        """The message that has the engine go on with the open choices from where they are."""
+        choices = [choice for choice in self.choices if choice.finish_reason is None]
         return Submit(
             request=self.number,
             prompt=self.prompt,
@@ -143,28 +118,20 @@ class Record:
         )
 
 
-def open_records(
-    generation: Generation,
-    prompts: Sequence[np.ndarray],
-    numbers: Sequence[int],
-    tokenizer: Tokenizer,
-    max_model_len: int,
-    stop_ids: Sequence[int],
-) -> None:
-    """Fill in the generation's records, one per prompt; choices are numbered prompt by prompt."""
-    request = generation.request
+def new_record(
+    generation: Generation, place: int, number: int, tokenizer: Tokenizer, max_model_len: int, stop_ids: Sequence[int]
+) -> Record:
+    """The record of the generation's prompt `place`. Choices are indexed prompt by prompt."""
+    request, prompt = generation.request, generation.prompts[place]
     patterns = [StopPattern(stop) for stop in request.stop]
     hidden_ids = tokenizer.special_ids if request.skip_special_tokens else frozenset()
-    for place, (prompt, number) in enumerate(zip(prompts, numbers)):
-        room = max_model_len - len(prompt)
-        choices = [Choice(place * request.n + i, i, tokenizer, hidden_ids, StopFinder(patterns)) for i in range(request.n)]
-        generation.records.append(
-            Record(
-                number=number,
-                generation=generation,
-                prompt=prompt,
-                max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-                stop_ids=np.array(() if request.ignore_eos else stop_ids, "<i4"),
-                choices=choices,
-            )
-        )
+    room = max_model_len - len(prompt)
+    return Record(
+        number=number,
+        generation=generation,
+        prompt=prompt,
+        max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
+        stop_ids=np.array(() if request.ignore_eos else stop_ids, "<i4"),
+        choices=[Choice(place * request.n + i, i, AnswerText(tokenizer, patterns, hidden_ids)) for i in range(request.n)],
+        open_choices=request.n,
+    )

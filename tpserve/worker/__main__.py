@@ -6,22 +6,26 @@ import sys
 
 import zmq
 
-from tpserve.child import Charge, Control, begin, run
+from tpserve.child import Control, begin, run
 
 
-def main(charge: Charge) -> int:
+def main() -> int:
     """Run the rank until it is killed or fails; returns the exit status."""
+    charge = begin(sys.argv)
+    context = zmq.Context[zmq.Socket[bytes]]()
+    control = Control(charge, context)
     beats = charge.beats()
-    control = Control(charge, zmq.Context.instance())
 
     def work() -> None:
         # torch takes a second to import: by now the process has its name, and dies with the launcher.
         from tpserve.worker.process import Worker
 
-        Worker(charge, control, beats).run()
+        Worker(charge, control, beats, context).run()
 
-    return run(charge, control, work, lambda: beats.last_step)
+    status = run(charge, control, work, lambda: beats.last_step)
+    context.destroy(linger=0)
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(begin(sys.argv)))
+    sys.exit(main())

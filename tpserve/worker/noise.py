@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LANES = 4  # ids that share a counter
+LANES = 4  # ids of a block: those that share a counter
 HIGHEST = 16.64  # no noise is above this: -log(-log(1 - 2**-24)) is 16.6355
 
 _LOW = 0xFFFFFFFF
@@ -20,20 +20,32 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
+class RowNoise:
+    """The noise of some rows: `seeds` uint64, `choices` and `positions` of any integer type, each (rows,)."""
+
+    def __init__(self, seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray, device: torch.device):
+        self._keys = torch.from_numpy(philox_keys(seeds, choices)).to(device)
+        self._positions = torch.from_numpy(positions.astype(np.int64)).to(device)
+
+    def of(self, rows: Tensor, blocks: Tensor) -> Tensor:
+        """Noise of the ids LANES * block and following, float32 (n, LANES), from int64 (n,) rows and blocks."""
+        return gumbel(philox_words(blocks, self._positions.index_select(0, rows), self._keys.index_select(0, rows)))
+
+
 def philox_keys(seeds: np.ndarray, choices: np.ndarray) -> np.ndarray:
-    """The keys' 64 bits as int64, from uint64 seeds and choices of any integer type, each (rows,)."""
+    """The keys' 64 bits as int64, low word first in use."""
     salt = np.where(choices == 0, np.uint64(0), _splitmix64(choices.astype(np.uint64)))
     return (seeds ^ salt).view(np.int64)
 
 
 def philox_words(blocks: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
-    """The 32-bit words of ids 4 * block to 4 * block + 3, as int64 (n, 4). All arguments are int64 (n,)."""
-    c0, c1, c2, c3 = blocks, positions, torch.zeros_like(blocks), torch.zeros_like(blocks)
+    """The 32-bit words of each block's ids, as int64 (n, LANES). All arguments are int64 (n,)."""
+    c0, c1, c2, c3 = blocks.clone(), positions, torch.zeros_like(blocks), torch.zeros_like(blocks)
     k0, k1 = keys.clone(), keys >> 32
     for _ in range(_ROUNDS):
         # A factor must be 32 bits wide; what is only xored may carry more above them until it becomes one.
         # The products' 64 bits are right although int64 takes the highest for a sign.
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        product0, product1 = c0.mul_(_MULTIPLIERS[0]), c2.mul_(_MULTIPLIERS[1])
         c0 = (product1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_LOW)
         c2 = (product0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_LOW)
         c1, c3 = product1, product0

@@ -32,10 +32,11 @@ _STORAGE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": tor
 class Worker:
     """Rank `charge.rank`. Everything that depends on the device or on N is a value that is chosen here."""
 
-    def __init__(self, charge: Charge, control: Control, beats: Writer):
+    def __init__(self, charge: Charge, control: Control, beats: Writer, context: zmq.Context[zmq.Socket[bytes]]):
         self.charge = charge
         self.control = control
         self.beats = beats
+        self.context = context
         self.step = 0
         self.deployment = charge.deployment
         self.shard = partition(charge.deployment.spec, charge.deployment.settings.tp)[charge.rank]
@@ -49,14 +50,14 @@ class Worker:
         decoder = self._load()
         pages = self._wait_for_serve()
         runner = self._runner(decoder, pages)
-        with zmq.Context() as context, context.socket(zmq.DEALER) as plans:
-            plans.setsockopt(zmq.IDENTITY, str(self.charge.rank).encode())
-            plans.setsockopt(zmq.SNDHWM, 0)
-            plans.setsockopt(zmq.RCVHWM, 0)
-            plans.connect(self.charge.address("plans"))
-            plans.send(encode(Hello(self.charge.rank), self.charge.epoch))
-            self.control.send(Ready("worker", self.charge.rank))
-            self._serve(runner, plans)
+        plans = self.context.socket(zmq.DEALER)
+        plans.setsockopt(zmq.IDENTITY, str(self.charge.rank).encode())
+        plans.setsockopt(zmq.SNDHWM, 0)
+        plans.setsockopt(zmq.RCVHWM, 0)
+        plans.connect(self.charge.address("plans"))
+        plans.send(encode(Hello(self.charge.rank), self.charge.epoch))
+        self.control.send(Ready("worker", self.charge.rank))
+        self._serve(runner, plans)
 
     def _load(self) -> Decoder:
         deployment, spec, rank = self.deployment, self.deployment.spec, self.charge.rank

@@ -74,58 +74,13 @@ class Sampler:
         finite = values < torch.inf  # false for NaN
         unfiltered, filtered = rows.kinds()
         for index in _groups(unfiltered):
-            at = torch.from_numpy(index).to(logits.device)
-            values[at], columns[at] = self._draw(logits[at], rows.take(index))
-        if len(filtered):
-            self._draw_filtered(logits, rows, filtered, values, columns)
+            zeros = logits.new_zeros(len(index))
+            self._draw(logits, rows, index, zeros, zeros - torch.inf, values, columns)
         ids = self._agree(values, torch.where(finite, columns + self._first_id, NOT_FINITE))
         if self._corrupt == (self._collectives.rank, step):
             ids = np.where(ids == 0, 1, 0)
         self._agreement.update(step, plan, ids)
         return torch.from_numpy(ids).to(logits.device)
-
-    def _draw_filtered(
-        self, logits: Tensor, rows: SamplingRows, index: np.ndarray, values: Tensor, columns: Tensor
-    ) -> None:
-        """Draw for the rows at `index`, whose entries in `values` are this rank's greatest logits and are replaced."""
-        everywhere = torch.from_numpy(index).to(logits.device)
-        tops = self._collectives.all_gather(values[everywhere]).amax(0)
-        sound = torch.isfinite(tops).cpu().numpy()  # the others end with NOT_FINITE and have no order to filter by
-        for group in _groups(np.flatnonzero(sound)):
-            chosen = rows.take(index[group])
-            at, top = everywhere[group], tops[group]
-            part = logits[at]
-            filters = (chosen.temperatures, chosen.top_ks, chosen.top_ps, chosen.min_ps)
-            least = least_logits(part, top, *(torch.from_numpy(a).to(part.device) for a in filters), self._collectives)
-            part = (part - top[:, None]).masked_fill_(part < least[:, None], -torch.inf)
-            values[at], columns[at] = self._draw(part, chosen)
-
-    def _draw(self, logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-        """The greatest logit / temperature + noise of each row, and its column. Logits of -inf are left out."""
-        if not logits.shape[1]:
-            return _best(logits)
-        temperatures, positions, keys = (
-            torch.from_numpy(a).to(logits.device)
-            for a in (rows.temperatures, rows.positions, philox_keys(rows.seeds, rows.choices))
-        )
-        scaled = F.pad(logits / temperatures[:, None], (0, -logits.shape[1] % LANES), value=-torch.inf)
-        # Noise is dear, and most ids cannot win: the best of the likely ones shows which others still might. That
-        # holds for the rounded sums too, since rounding keeps order.
-        likely = scaled >= (scaled.amax(1, keepdim=True) - _NEAR).clamp_min_(_LOWEST)
-        best = self._add_noise(scaled, likely, positions, keys).amax(1, keepdim=True).clamp_min_(_LOWEST)
-        return _best(self._add_noise(scaled, scaled + HIGHEST >= best, positions, keys))
-
-    def _add_noise(self, scaled: Tensor, wanted: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
-        """`scaled` + noise at least where `wanted`, -inf in most other places; both (rows, a multiple of LANES)."""
-        sums = torch.full_like(scaled, -torch.inf)
-        # A block is wanted if one of its ids is: its four bools, read as one integer, are not 0.
-        rows, blocks = torch.nonzero(wanted.view(torch.int32)).unbind(1)
-        places = rows * (scaled.shape[1] // LANES) + blocks
-        blocks = blocks + self._first_id // LANES
-        for row, block, place in zip(*(x.split(_CHUNK_BLOCKS) for x in (rows, blocks, places))):
-            noise = gumbel(philox_words(block, positions[row], keys[row]))
-            sums.view(-1, LANES).index_copy_(0, place, noise.add_(scaled.view(-1, LANES)[place]))
-        return sums
 
     def _agree(self, values: Tensor, ids: Tensor) -> np.ndarray:
         """Gather every rank's best (value, id) of each row: the ids that won, int64. Raises Disagreement."""

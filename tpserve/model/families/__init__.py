@@ -48,12 +48,17 @@ def family(name: str) -> Family:
     return cast(Family, importlib.import_module(f"{__name__}.{name}"))
 
 
-def for_architecture(architecture: str) -> Family:
-    """The family of an entry of config.json's `architectures`. Raises UserError if there is none."""
-    known = {name: module for module in map(family, _FAMILIES) for name in module.ARCHITECTURES}
-    if architecture not in known:
-        raise UserError(f"config.json: architecture {architecture!r} is not supported; supported: {', '.join(known)}")
-    return known[architecture]
+def by_architecture() -> dict[str, Family]:
+    """The families by the names that config.json may give in `architectures`."""
+    return {name: module for module in map(family, _FAMILIES) for name in module.ARCHITECTURES}
+
+
+def for_architecture(name: str) -> Family:
+    """The family of an architecture. Raises UserError if none has it."""
+    known = by_architecture()
+    if name not in known:
+        raise UserError(f"config.json: architecture {name!r} is not supported; supported: {', '.join(known)}")
+    return known[name]
 
 
 def tensors(spec: ModelSpec) -> Iterator[tuple[str, Param, int | None]]:

@@ -50,7 +50,9 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     _check_built(c)
     kv_heads = c.num_key_value_heads or c.num_attention_heads
     if c.num_attention_heads % kv_heads:
-        raise UserError(f"config.json: {c.num_attention_heads} attention heads are not a multiple of {kv_heads} key-value heads")
+        raise UserError(
+            f"config.json: {c.num_attention_heads} attention heads are not a multiple of {kv_heads} key-value heads"
+        )
     return ModelSpec(
         family="llama",
         vocab_size=c.vocab_size,
@@ -144,7 +146,9 @@ def _check_built(c: _Config) -> None:
 
 def _head_dim(c: _Config) -> int:
     if c.head_dim is None and c.hidden_size % c.num_attention_heads:
-        raise UserError(f"config.json: hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+        raise UserError(
+            f"config.json: hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads"
+        )
     head_dim = c.head_dim or c.hidden_size // c.num_attention_heads
     if head_dim % 2:
         raise UserError(f"config.json: head_dim {head_dim} is odd; rotary position embedding needs pairs")

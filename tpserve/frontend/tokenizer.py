@@ -1,13 +1,7 @@
-"""The model's tokenizer: text to ids, and ids to text as they come.
-
-Ids become text through their bytes: one table for the whole vocabulary and one incremental UTF-8 decoder per
-choice. The tokenizers library's `DecodeStream` is not used, because it shows nothing after bytes that are not
-UTF-8 until valid text follows, holds back a real U+FFFD, and drops an unfinished character at the end.
-"""
+"""The model's tokenizer: text to ids, and the bytes that each id stands for."""
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -23,7 +17,7 @@ _MOST_SHRINK = 4  # Unicode normal forms make no more than four bytes one (a mat
 
 
 class Tokenizer:
-    """A tokenizer.json, as it is: without the truncation and padding that it may ask for."""
+    """A tokenizer.json, without the truncation and padding that it may ask for."""
 
     def __init__(self, folder: Path):
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -35,7 +29,7 @@ class Tokenizer:
         _check_decoder(steps)
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         largest = max([size - 1, *self._tokenizer.get_vocab().values()])
-        self.pieces = [_piece(self._tokenizer.id_to_token(id_) or "", id_ in added, steps) for id_ in range(largest + 1)]
+        self._pieces = [_piece(self._tokenizer.id_to_token(id_) or "", id_ in added, steps) for id_ in range(largest + 1)]
         self._reach = self._reach_bytes(added.values())
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -49,39 +43,20 @@ class Tokenizer:
 
     def text_of(self, id_: int) -> str:
         """The id's own text; empty for an id that the tokenizer does not have."""
-        return self._bytes_of(id_).decode("utf-8", "replace")
+        return self.piece(id_).decode("utf-8", "replace")
 
-    def _bytes_of(self, id_: int) -> bytes:
-        return self.pieces[id_] if id_ < len(self.pieces) else b""
+    def piece(self, id_: int) -> bytes:
+        """What the id adds to a text; nothing for an id that the tokenizer does not have."""
+        return self._pieces[id_] if id_ < len(self._pieces) else b""
 
     def _reach_bytes(self, added: Iterable[tokenizers.AddedToken]) -> int | None:
         """The most bytes of text that one id can stand for, or None when that has no bound or is not known."""
-        has_every_byte = len({piece for piece in self.pieces if len(piece) == 1}) == 256  # no text is unknown to it
+        has_every_byte = len({piece for piece in self._pieces if len(piece) == 1}) == 256  # no text is unknown to it
         keeps = all(map(_keeps_text, _steps(self._tokenizer.pre_tokenizer, "pretokenizers")))
         shrinks = [_shrink(step) for step in _steps(self._tokenizer.normalizer, "normalizers")]
         if not has_every_byte or not keeps or None in shrinks or any(token.lstrip or token.rstrip for token in added):
             return None
-        return max(map(len, self.pieces)) * max([1, *filter(None, shrinks)])
-
-
-class Detokenizer:
-    """The text of one choice, id by id. What it gives, joined, is the text of the ids' bytes joined.
-
-    Bytes that are not UTF-8 give U+FFFD as `bytes.decode(errors="replace")` has it. A space that an id begins
-    with is kept, also at the very beginning: an answer goes on from its prompt.
-    """
-
-    def __init__(self, pieces: list[bytes]):
-        self._pieces = pieces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, id_: int) -> str:
-        """The characters that this id completes. An id that the tokenizer does not have gives none."""
-        return self._decoder.decode(self._pieces[id_]) if id_ < len(self._pieces) else ""
-
-    def end(self) -> str:
-        """U+FFFD when the text ends within a character, else nothing."""
-        return self._decoder.decode(b"", True)
+        return max(map(len, self._pieces)) * max([1, *filter(None, shrinks)])
 
 
 def _steps(component: Any, inner: str) -> list[dict[str, Any]]:

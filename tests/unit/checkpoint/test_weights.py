@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpserve import memory
+from tpserve.checkpoint.demo import demo_path
+from tpserve.checkpoint.weights import Dummy, Safetensors, load
+from tpserve.model.decoder import Weights
+from tpserve.model.families import llama
+from tpserve.model.spec import ModelSpec
+from tpserve.parallel.partition import MLP_BLOCK, partition, weight_params
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Path, ModelSpec]:
+    folder = demo_path()
+    return folder, llama.spec(json.loads((folder / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_each_rank_requests_its_slices_and_little_more(demo: tuple[Path, ModelSpec], ranks: int) -> None:
+    folder, spec = demo
+    for shard in partition(spec, ranks):
+        source = Safetensors(folder)
+        seen: list[int] = []
+        load(spec, shard, source, CPU, torch.bfloat16, torch.bfloat16, seen.append)
+        assert source.requested_bytes <= 1.05 * memory.weight_bytes(spec, shard, "bfloat16")
+        assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_weight_bytes_per_rank_are_within_one_block_of_even(demo: tuple[Path, ModelSpec], ranks: int) -> None:
+    _, spec = demo
+    held = [weight_params(spec, shard) for shard in partition(spec, ranks)]
+    block = MLP_BLOCK * 3 * spec.hidden_size
+    assert max(abs(params - sum(held) / ranks) for params in held) <= block
+
+
+def test_shards_of_dummy_weights_are_slices_of_one_model() -> None:
+    spec = ModelSpec("llama", 100, 32, 2, 6, 3, 8, 72, 1e-5, 1e4, True, True, True, False, 64)
+
+    def weights(ranks: int) -> list[Weights]:
+        shards = partition(spec, ranks)
+        return [load(spec, s, Dummy(spec), CPU, torch.float32, torch.float32, lambda _: None) for s in shards]
+
+    (whole,), parts = weights(1), weights(3)
+    assert torch.equal(torch.cat([part.head for part in parts]), whole.head)
+    assert all(torch.equal(part.embed, whole.embed) for part in parts)
+    for layer, expected in enumerate(whole.layers):
+        held = [part.layers[layer] for part in parts]
+        wo, w_down = [w.wo for w in held if w.wo is not None], [w.w_down for w in held if w.w_down is not None]
+        assert expected.wo is not None
+        assert expected.w_down is not None
+        assert torch.equal(torch.cat(wo, 1), expected.wo)
+        assert torch.equal(torch.cat(w_down, 1), expected.w_down)
+        assert expected.wqkv is not None
+        assert abs(float(expected.wqkv.std()) * spec.hidden_size**0.5 - 1) < 0.1

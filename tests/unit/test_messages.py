@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.group import plan
+from tpserve.messages import MESSAGES, Abort, MessageError, Range, Row, Sampling, StepResult, Submit, decode, encode
+
+SAMPLING = Sampling(0.5, 3, 0.9, 0.0, 2**64 - 1)
+VALUES = {  # fields whose values must fit one another
+    "StepPlan": lambda: plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9])], [(1, 2)]),
+}
+
+
+def strategy(annotation: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's annotation; arrays have one length, since parallel arrays must agree."""
+    if get_origin(annotation) is Annotated:
+        base, detail = get_args(annotation)
+        if isinstance(detail, Range):
+            return st.integers(detail.low, detail.high)
+        return st.just(np.arange(3).astype(detail))
+    if get_origin(annotation) is list:
+        return st.lists(strategy(get_args(annotation)[0]), min_size=3, max_size=3)
+    simple = {str: st.text(), bool: st.booleans(), float: st.floats(allow_nan=False)}
+    return simple[annotation] if annotation in simple else st.builds(annotation, **strategies(annotation))
+
+
+def strategies(kind: type) -> dict[str, st.SearchStrategy[Any]]:
+    return {name: strategy(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_every_message_survives_the_wire(kind: type, data: st.DataObject) -> None:
+    made = VALUES[kind.__name__]() if kind.__name__ in VALUES else data.draw(st.builds(kind, **strategies(kind)))
+    wire = encode(made, 5)
+    epoch, back = decode(wire)
+    assert epoch == 5
+    assert type(back) is kind
+    assert encode(back, 5) == wire
+    for field in fields(kind):
+        a, b = getattr(made, field.name), getattr(back, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            assert a.tolist() == b.tolist()
+        elif not isinstance(a, list | Sampling):
+            assert a == b
+
+
+def parts(message: Any) -> list[Any]:
+    unpacked: list[Any] = msgpack.unpackb(encode(message, 1))
+    return unpacked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p[:-1],
+        lambda p: [*p, 1],
+        lambda p: [99, *p[1:]],
+        lambda p: [-1, *p[1:]],
+        lambda p: ["0", *p[1:]],
+        lambda p: [p[0], -1, *p[2:]],
+        lambda p: [*p[:2], -1, p[3]],
+        lambda p: [*p[:2], 1.0, p[3]],
+        lambda p: [*p[:3], True],
+        lambda p: [*p[:3], 2**31],
+        lambda p: [],
+        lambda p: {"a": 1},
+    ],
+)
+def test_decode_of_a_changed_message_is_refused(change: Any) -> None:
+    with pytest.raises(MessageError):
+        decode(msgpack.packb(change(parts(Abort(3, -1)))))
+
+
+def test_decode_of_an_array_with_a_torn_element_is_refused() -> None:
+    torn = parts(StepResult(1, np.zeros(2, "<i4"), np.zeros(5, "<f4"), 0, 0))
+    torn[3] = torn[3][:-1]
+    with pytest.raises(MessageError, match=r"StepResult\.ids"):
+        decode(msgpack.packb(torn))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x00", b"junk" * 99])
+def test_decode_of_other_bytes_is_refused(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(data)
+
+
+def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused() -> None:
+    prompt, none = np.zeros(2, "<i4"), np.zeros(0, "<u2")
+    for wrong in (
+        Submit(-1, prompt, none, [], 1, prompt, SAMPLING),
+        Submit(1, prompt.astype("<i8"), none, [], 1, prompt, SAMPLING),
+        Submit(1, prompt.reshape(1, 2), none, [], 1, prompt, SAMPLING),
+    ):
+        with pytest.raises(MessageError, match="Submit"):
+            encode(wrong, 1)
+    with pytest.raises(MessageError, match="not a message"):
+        encode(SAMPLING, 1)  # type: ignore[arg-type]
+
+
+def test_parallel_arrays_of_different_lengths_are_refused() -> None:
+    with pytest.raises(MessageError, match="lengths differ"):
+        Submit(1, np.zeros(1, "<i4"), np.zeros(2, "<u2"), [], 1, np.zeros(0, "<i4"), SAMPLING)
+
+
+def test_a_plan_of_decode_rows_takes_at_most_16_bytes_a_row() -> None:
+    for rows in (1, 8, 256):
+        decodes = [dict(slot=i, flags=Row.SAMPLE | Row.FROM_SLOT, pages=[i]) for i in range(rows)]
+        assert len(encode(plan(10**6, decodes), 1)) <= 128 + 16 * rows

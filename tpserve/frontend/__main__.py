@@ -1,0 +1,22 @@
+"""``python -m tpserve.frontend FD``: started by the launcher only."""
+
+import sys
+
+import zmq
+
+from tpserve.child import Control, begin, run
+from tpserve.frontend.process import serve
+
+
+def main() -> int:
+    """The exit status; 0 when the launcher said stop."""
+    charge = begin(sys.argv)
+    context = zmq.Context[zmq.Socket[bytes]]()
+    control = Control(charge, context)
+    status = run(charge, control, lambda: serve(charge, control, context))
+    context.destroy(linger=500)  # the launcher must get the last word
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

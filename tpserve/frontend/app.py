@@ -1,0 +1,150 @@
+"""The HTTP routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+
+from tpserve.board import Board
+from tpserve.deployment import Deployment
+from tpserve.frontend import health, schema
+from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer, model_list
+from tpserve.frontend.engine import Engine
+from tpserve.frontend.errors import ApiError, BodyTooLarge, EngineFault, UnknownModel, error_body
+from tpserve.frontend.metrics import Metrics
+from tpserve.frontend.prompts import PromptMaker
+from tpserve.frontend.records import Generation
+from tpserve.frontend.responses import GenerationResponse
+
+logger = logging.getLogger("tpserve")
+
+MAX_BODY_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the routes need."""
+
+    deployment: Deployment
+    board: Board
+    engine: Engine
+    metrics: Metrics
+    prompts: PromptMaker
+    executor: Executor  # where prompts are made
+
+    def health(self) -> health.Health:
+        """The state now."""
+        return health.check(self.board, self.engine, self.deployment.settings.step_timeout)
+
+
+_ToRequest = Callable[[dict[str, Any], int | None, int], schema.GenerateRequest]
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application. It keeps no state of its own."""
+    app = FastAPI(title="tpserve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    started = int(time.time())
+    deployment = service.deployment
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await _generate(service, request, schema.completion_request, CompletionAnswer)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await _generate(service, request, schema.chat_request, ChatAnswer)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse(
+            model_list(deployment.served_names, started, deployment.max_model_len, deployment.spec.vocab_size)
+        )
+
+    @app.get("/health/live")
+    async def live() -> Response:
+        return JSONResponse({"status": "live"})
+
+    @app.get("/health")
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        state = service.health()
+        return JSONResponse(asdict(state), 200 if state.is_ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_fault)
+    return app
+
+
+async def _generate(service: Service, request: Request, to_request: _ToRequest, answer: type[Answer]) -> Response:
+    """Both endpoints: body to request to prompts, and the response that generates."""
+    arrived = time.monotonic()
+    service.engine.check_open()
+    deployment = service.deployment
+    body = schema.parse_json(await _read_body(request))
+    model = _model(body.get("model"), deployment.served_names)
+    wanted = to_request(body, deployment.settings.seed, deployment.spec.vocab_size)
+    prompts = await asyncio.get_running_loop().run_in_executor(service.executor, service.prompts.prompts, wanted)
+    generation = Generation(wanted, prompts, arrived)
+    return GenerationResponse(service.engine, generation, answer(model=model, include_usage=wanted.include_usage))
+
+
+async def _read_body(request: Request) -> bytes:
+    """The body, never holding more of it than is allowed. Raises BodyTooLarge."""
+    announced = request.headers.get("content-length", "")
+    body = bytearray()
+    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        raise BodyTooLarge(f"the body has {announced} bytes; {MAX_BODY_BYTES} is the most")
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+def _model(asked: object, served_names: tuple[str, ...]) -> str:
+    """The name to answer under; the first when none is asked for."""
+    if asked is None:
+        return served_names[0]
+    if isinstance(asked, str) and asked in served_names:
+        return asked
+    raise UnknownModel(f"the model {asked!r} is not served here; served: {', '.join(served_names)}", "model", "model_not_found")
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router says: unknown paths and wrong methods."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    message = {404: f"{what}: no such endpoint", 405: f"{what}: wrong method"}.get(error.status_code, error.detail)
+    return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    """The client went before it had sent its body; nobody reads this."""
+    return Response(status_code=400)
+
+
+async def _on_fault(_: Request, error: Exception) -> Response:
+    """A fault in one request's work. The traceback goes to the log, not to the client."""
+    return EngineFault(f"the server failed on this request ({type(error).__name__})").response()

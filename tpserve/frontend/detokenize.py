@@ -1,0 +1,75 @@
+"""From ids, as they come, to the text that a client sees.
+
+Ids become text through their bytes and one incremental UTF-8 decoder per choice, so that each id costs the same
+wherever it stands. The tokenizers library's `DecodeStream` would not do: after bytes that are not UTF-8 it shows
+nothing until valid text follows, it holds back a real U+FFFD, and it drops an unfinished character at the end.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from tpserve.frontend.stops import StopFinder, StopPattern
+from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.messages import Finish
+
+
+class Detokenizer:
+    """The text of a sequence, id by id. Joined, it is the text of the ids' bytes joined.
+
+    Bytes that are not UTF-8 give U+FFFD as `bytes.decode(errors="replace")` has it. A space that an id begins
+    with is kept, also at the very beginning: an answer goes on from its prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._piece = tokenizer.piece
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, id_: int) -> str:
+        """The characters that this id completes."""
+        return self._decoder.decode(self._piece(id_))
+
+    def end(self) -> str:
+        """U+FFFD when the text ends within a character, else nothing."""
+        return self._decoder.decode(b"", True)
+
+
+class AnswerText:
+    """The text of one choice up to its end or a stop string, kept until the client takes it.
+
+    `hidden_ids` are not shown (special tokens), but the search for stop strings sees them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, patterns: Sequence[StopPattern], hidden_ids: frozenset[int]):
+        self._tokenizer = tokenizer
+        self._hidden_ids = hidden_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._finder = StopFinder(patterns)
+        self._untaken: list[str] = []
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._finder.found is not None
+
+    def add(self, id_: int, finish: Finish = Finish.NONE) -> None:
+        """Take the next id, with the engine's reason to end after it. An end-of-sequence id is never shown."""
+        hidden = finish is Finish.STOP or id_ in self._hidden_ids
+        if not hidden:
+            self._show(self._detokenizer.add(id_))
+        if finish:
+            self._show(self._detokenizer.end())
+        if hidden:
+            self._show(self._tokenizer.text_of(id_), shown=False)
+        if finish:
+            self._untaken.append(self._finder.end())
+
+    def take(self) -> str:
+        """The text that came since the last call."""
+        text = "".join(self._untaken)
+        self._untaken.clear()
+        return text
+
+    def _show(self, text: str, shown: bool = True) -> None:
+        self._untaken.append(self._finder.feed(text, shown))

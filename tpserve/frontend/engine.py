@@ -1,0 +1,192 @@
+"""The frontend's side of the `requests` socket: what is asked of the engine, and what its answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import time
+
+import zmq
+import zmq.asyncio
+
+from tpserve.deployment import Deployment
+from tpserve.frontend.errors import ApiError, EngineFault, InvalidRequest, Unavailable
+from tpserve.frontend.metrics import Metrics
+from tpserve.frontend.records import Choice, Generation, Record, new_record
+from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.messages import Abort, Finish, Message, MessageError, Refused, Stats, Submit, Tokens, decode, encode
+
+logger = logging.getLogger("tpserve")
+
+
+class Engine:
+    """The engine as requests see it. Everything happens on the event loop's thread."""
+
+    def __init__(self, deployment: Deployment, tokenizer: Tokenizer, metrics: Metrics):
+        self.epoch = 0  # 0: none is up yet
+        self.refusal: str | None = "the model is still loading"  # why no request is taken now
+        self._deployment = deployment
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._stats = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._numbers = itertools.count(1)
+        self._records: dict[int, Record] = {}  # those with open choices
+        self._generations: set[Generation] = set()  # until their clients have the last byte
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._socket: zmq.asyncio.Socket | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine has nothing to compute."""
+        return not self._records and not self._stats.running + self._stats.waiting
+
+    def check_open(self) -> None:
+        """Raises Unavailable while no request is taken."""
+        if self.refusal is not None:
+            raise Unavailable(self.refusal)
+
+    def connect(self, context: zmq.asyncio.Context, epoch: int, address: str, pages: int) -> None:
+        """Take requests from now on, for this epoch's coordinator and its `pages` KV pages."""
+        self._socket = context.socket(zmq.PAIR)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            self._socket.setsockopt(option, 0)
+        self._socket.connect(address)
+        self.epoch = epoch
+        self.refusal = None
+        self._on_message(dataclasses.replace(self._stats, pages_total=pages))
+
+    async def receive(self) -> None:
+        """Take the coordinator's messages for ever. Raises MessageError for one that is not valid."""
+        assert self._socket is not None
+        while True:
+            epoch, message = decode(await self._socket.recv())
+            if epoch == self.epoch:
+                self._on_message(message)
+
+    def close(self) -> None:
+        """Say nothing more to the coordinator."""
+        if self._socket is not None:
+            self._socket.close()
+
+    # What requests ask for
+
+    def submit(self, generation: Generation) -> None:
+        """Begin. The generation counts as open until `finish`. Raises Unavailable."""
+        self.check_open()
+        self._generations.add(generation)
+        self._idle.clear()
+        for place in range(len(generation.prompts)):
+            record = new_record(
+                generation, place, next(self._numbers), self._tokenizer, self._deployment.max_model_len, self._deployment.stop_ids
+            )
+            generation.records.append(record)
+            self._records[record.number] = record
+            self._send(record.submit())
+
+    def hang_up(self, generation: Generation) -> None:
+        """The client is gone: free what its request holds."""
+        generation.hang_up()
+        self._cut(generation, "abort")
+
+    def finish(self, generation: Generation) -> None:
+        """The answer was sent, or will never be."""
+        self._cut(generation, "abort")
+        self._generations.discard(generation)
+        if not self._generations:
+            self._idle.set()
+
+    # The end of serving
+
+    def stop_taking(self, reason: str) -> None:
+        """Refuse new requests; open ones go on."""
+        self.refusal = reason
+
+    def fail_all(self, reason: str) -> None:
+        """Refuse new requests and end the open ones with an error."""
+        self.stop_taking(reason)
+        for generation in self._generations:
+            self._fail(generation, Unavailable(reason))
+
+    async def idle(self) -> None:
+        """Wait until no request is open."""
+        await self._idle.wait()
+
+    # What the coordinator says
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Tokens():
+                self._on_tokens(message)
+            case Refused():
+                record = self._records.get(message.request)
+                if record is not None:
+                    self._fail(record.generation, InvalidRequest(message.reason))
+            case Stats():
+                self._stats = message
+                self._metrics.engine(message)
+            case _:
+                raise MessageError(f"a {type(message).__name__} is not for the frontend")
+
+    def _on_tokens(self, message: Tokens) -> None:
+        now, generated = time.monotonic(), 0
+        columns = (message.requests, message.choices, message.ids, message.finishes, message.cached)
+        for number, place, id_, finish, cached in zip(*(column.tolist() for column in columns)):
+            record = self._records.get(number)
+            if record is None or record.choices[place].finish_reason is not None:
+                continue  # it ended here while the engine was at work on it
+            if finish == Finish.ERROR:
+                self._fail(record.generation, EngineFault("the model's output was not finite numbers"))
+                continue
+            generated += 1
+            self._take(record, record.choices[place], id_, Finish(finish), cached, now)
+        self._metrics.step(message, generated)
+
+    def _take(self, record: Record, choice: Choice, id_: int, finish: Finish, cached: int, now: float) -> None:
+        generation = record.generation
+        try:
+            choice.add(id_, finish, now)
+        except Exception:  # this request's text must not end the others
+            logger.exception("request %d: its text could not be decoded", record.number)
+            self._fail(generation, EngineFault("the answer could not be decoded"))
+            return
+        if len(choice.ids) == 1:
+            choice.cached_tokens = cached
+            self._metrics.first_token(now - generation.arrived)
+        if not record.is_started:
+            record.is_started = True
+            self._metrics.prompt_done(len(record.prompt))
+        if choice.finish_reason is not None:
+            if finish is Finish.NONE:  # the engine knows nothing of stop strings
+                self._send(Abort(record.number, choice.number))
+            self._end(record, choice, choice.finish_reason)
+        generation.notice(choice)
+
+    def _fail(self, generation: Generation, error: ApiError) -> None:
+        generation.fail(error)
+        self._cut(generation, "error")
+
+    def _cut(self, generation: Generation, reason: str) -> None:
+        """End every choice that is still open, here and in the engine."""
+        for record in generation.records:
+            if self._records.get(record.number) is record:
+                self._send(Abort(record.number, -1))
+                for choice in record.choices:
+                    if choice.finish_reason is None:
+                        self._end(record, choice, reason)
+
+    def _end(self, record: Record, choice: Choice, reason: str) -> None:
+        choice.finish_reason = reason
+        record.open_choices -= 1
+        record.generation.open_choices -= 1
+        if not record.open_choices:
+            del self._records[record.number]
+        later = len(choice.ids) - 1
+        per_token_s = (choice.last_at - choice.first_at) / later if later > 0 else None
+        self._metrics.ended(reason, time.monotonic() - record.generation.arrived, per_token_s)
+
+    def _send(self, message: Submit | Abort) -> None:
+        assert self._socket is not None
+        self._socket.send(encode(message, self.epoch))  # without a high-water mark it is queued at once
