@@ -21,9 +21,10 @@ def main() -> int:
     parser.add_argument("--device", default="auto", help="as in tpserve launch")
     options = parser.parse_args()
 
-    command = [Path(sys.executable).with_name("tpserve"), "launch", "--model", "demo", "--tp", "2", "--port", "0"]
+    tpserve = str(Path(sys.executable).with_name("tpserve"))
+    command = [tpserve, "launch", "--model", "demo", "--tp", "2", "--port", "0", "--device", options.device]
     # In a process group of its own, so that Ctrl-C reaches it once: through the handler below.
-    server = subprocess.Popen([*command, "--device", options.device], stdout=subprocess.PIPE, text=True, process_group=0)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: server.terminate())
 

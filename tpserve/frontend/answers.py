@@ -123,5 +123,6 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 def model_list(names: Sequence[str], created: int, max_model_len: int, vocab_size: int) -> dict[str, Any]:
     """The answer of /v1/models."""
-    entry = {"object": "model", "created": created, "owned_by": "tpserve", "max_model_len": max_model_len, "vocab_size": vocab_size}
-    return {"object": "list", "data": [{"id": name, **entry} for name in names]}
+    entry = {"object": "model", "created": created, "owned_by": "tpserve"}
+    sizes = {"max_model_len": max_model_len, "vocab_size": vocab_size}
+    return {"object": "list", "data": [{"id": name, **entry, **sizes} for name in names]}

@@ -79,9 +79,7 @@ class Engine:
         self._generations.add(generation)
         self._idle.clear()
         for place in range(len(generation.prompts)):
-            record = new_record(
-                generation, place, next(self._numbers), self._tokenizer, self._deployment.max_model_len, self._deployment.stop_ids
-            )
+            record = new_record(generation, place, next(self._numbers), self._tokenizer, self._deployment)
             generation.records.append(record)
             self._records[record.number] = record
             self._send(record.submit())

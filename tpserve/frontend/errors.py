@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse
 
@@ -22,7 +22,7 @@ class ApiError(Exception):
 
     status = 500
     type = "server_error"
-    headers: dict[str, str] | None = None
+    headers: ClassVar[dict[str, str] | None] = None
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -64,7 +64,7 @@ class Unavailable(ApiError):
     """The server takes no requests now: it is loading or ending."""
 
     status = 503
-    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    headers: ClassVar[dict[str, str] | None] = {"Retry-After": str(_RETRY_AFTER_S)}
 
 
 class EngineFault(ApiError):

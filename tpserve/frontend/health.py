@@ -29,8 +29,7 @@ def check(board: Board, engine: Engine, step_timeout_s: float) -> Health:
     """The state now. Ready: an epoch is up, and every process of it advances or idles."""
     beats = [board.read(record) for record in range(board.ranks + 1)]
     ranks = [
-        {"rank": rank, "pid": beat.pid, "last_step": beat.last_step, "age_s": None if beat.age_s is None else round(beat.age_s, 3)}
-        for rank, beat in enumerate(beats[1:])
+        {"rank": rank, "pid": beat.pid, "last_step": beat.last_step, "age_s": beat.age_s} for rank, beat in enumerate(beats[1:])
     ]
     limit_s = _IDLE_AGE_S if engine.is_idle else step_timeout_s
     if engine.refusal is not None:

@@ -17,7 +17,7 @@ _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.0
 _LATENCIES_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600, 1200)
 _STEP_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
-disable_created_metrics()  # a second sample per counter, of use to nobody here
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second sample per counter, of use to nobody here
 
 
 class Metrics:
@@ -40,14 +40,12 @@ class Metrics:
         self._latency = histogram("request_latency_seconds", "From a request's arrival to a choice's end.", _LATENCIES_S)
         self._prompt = counter("prompt_tokens", "Tokens of prompts whose first answer token has come.")
         self._generated = counter("generated_tokens", "Tokens of answers.")
-        ends = Counter(
-            "tpserve_requests", "Choices that ended, by reason.", ["model_name", "finish_reason"], registry=self.registry
-        )
+        labels = ["model_name", "finish_reason"]
+        ends = Counter("tpserve_requests", "Choices that ended, by reason.", labels, registry=self.registry)
         self._ends = {reason: ends.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
-        steps = Histogram(
-            "tpserve_step_seconds", "Rank 0's time in a step, by part.", ["model_name", "part"], registry=self.registry, buckets=_STEP_S
-        )
-        self._steps = [steps.labels(model, part) for part in STEP_PARTS]
+        labels = ["model_name", "part"]
+        parts = Histogram("tpserve_step_seconds", "Rank 0's time in steps.", labels, registry=self.registry, buckets=_STEP_S)
+        self._parts = [parts.labels(model, part) for part in STEP_PARTS]
 
     def text(self) -> bytes:
         """The exposition format."""
@@ -71,7 +69,7 @@ class Metrics:
     def step(self, tokens: Tokens, generated: int) -> None:
         """A step's results came, with so many tokens for open choices."""
         self._generated.inc(generated)
-        for part, seconds in zip(self._steps, tokens.seconds.tolist()):
+        for part, seconds in zip(self._parts, tokens.seconds.tolist()):
             part.observe(seconds)
         for seconds in tokens.waits.tolist():
             self._wait.observe(seconds)

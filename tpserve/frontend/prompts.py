@@ -9,7 +9,7 @@ import numpy as np
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.schema import GenerateRequest, Message
 from tpserve.frontend.template import ChatTemplate, TemplateRefusal
-from tpserve.frontend.text import Tokenizer
+from tpserve.frontend.tokenizer import Tokenizer
 
 
 class PromptMaker:
@@ -32,9 +32,8 @@ class PromptMaker:
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
-            raise InvalidRequest(
-                "messages: the model has no chat template; use /v1/completions, or add chat_template.jinja to its folder", "messages"
-            )
+            remedy = "use /v1/completions, or add chat_template.jinja to the model's folder"
+            raise InvalidRequest(f"messages: the model has no chat template; {remedy}", "messages")
         try:
             return self._template.render(messages)
         except TemplateRefusal as error:
@@ -60,8 +59,5 @@ class PromptMaker:
         return np.array(ids, "<i4")
 
     def _too_long(self, count: str, param: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"{param}: the prompt has {count} tokens; with at least one of answer it must fit into {self._max_model_len} tokens",
-            param,
-            "context_length_exceeded",
-        )
+        limit = f"with at least one of answer it must fit into {self._max_model_len}"
+        return InvalidRequest(f"{param}: the prompt has {count} tokens; {limit}", param, "context_length_exceeded")

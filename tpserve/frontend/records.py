@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tpserve.deployment import Deployment
 from tpserve.frontend.detokenize import AnswerText
 from tpserve.frontend.errors import ApiError
 from tpserve.frontend.schema import GenerateRequest
@@ -118,20 +119,18 @@ class Record:
         )
 
 
-def new_record(
-    generation: Generation, place: int, number: int, tokenizer: Tokenizer, max_model_len: int, stop_ids: Sequence[int]
-) -> Record:
+def new_record(generation: Generation, place: int, number: int, tokenizer: Tokenizer, deployment: Deployment) -> Record:
     """The record of the generation's prompt `place`. Choices are indexed prompt by prompt."""
     request, prompt = generation.request, generation.prompts[place]
     patterns = [StopPattern(stop) for stop in request.stop]
     hidden_ids = tokenizer.special_ids if request.skip_special_tokens else frozenset()
-    room = max_model_len - len(prompt)
+    room = deployment.max_model_len - len(prompt)
     return Record(
         number=number,
         generation=generation,
         prompt=prompt,
         max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-        stop_ids=np.array(() if request.ignore_eos else stop_ids, "<i4"),
+        stop_ids=np.array(() if request.ignore_eos else deployment.stop_ids, "<i4"),
         choices=[Choice(place * request.n + i, i, AnswerText(tokenizer, patterns, hidden_ids)) for i in range(request.n)],
         open_choices=request.n,
     )

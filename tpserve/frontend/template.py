@@ -41,7 +41,7 @@ class ChatTemplate:
         """The prompt's text, ending where the assistant's answer begins. Raises TemplateRefusal."""
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._tokens
+                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._tokens
             )
         except Exception as error:  # whatever the template trips over is in the messages
             cause = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
@@ -89,7 +89,7 @@ def _environment() -> jinja2.Environment:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks the assistant's words for training; for a prompt its body is all that matters."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

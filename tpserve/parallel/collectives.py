@@ -34,7 +34,7 @@ class Collectives(ABC):
     """A group of `size` ranks, of which this process is `rank`.
 
     `all_reduces` and `all_gathers` count the calls; `seconds` is the time spent in them, waiting included (on a
-    GPU the time to enqueue them). Each call raises RankMissing when a rank does not arrive within the group's limit.
+    GPU the time to enqueue them). A call raises RankMissing when a rank does not arrive within the group's limit.
     """
 
     def __init__(self, rank: int, size: int):
@@ -44,26 +44,13 @@ class Collectives(ABC):
         self.all_gathers = 0
         self.seconds = 0.0
 
+    @abstractmethod
     def all_reduce_(self, x: Tensor) -> None:
         """Replace `x` (float32, contiguous, same shape on all ranks) by its sum over the ranks, same bits on all."""
-        begin = perf_counter()
-        self._all_reduce_(x)
-        self.all_reduces += 1
-        self.seconds += perf_counter() - begin
 
+    @abstractmethod
     def all_gather(self, x: Tensor) -> Tensor:
         """The ranks' `x` (contiguous, any dtype, same shape and dtype on all ranks), stacked: (size, *x.shape)."""
-        begin = perf_counter()
-        gathered = self._all_gather(x)
-        self.all_gathers += 1
-        self.seconds += perf_counter() - begin
-        return gathered
-
-    @abstractmethod
-    def _all_reduce_(self, x: Tensor) -> None: ...
-
-    @abstractmethod
-    def _all_gather(self, x: Tensor) -> Tensor: ...
 
 
 class Alone(Collectives):
@@ -76,14 +63,33 @@ class Alone(Collectives):
         """Nothing: the sum over one rank is `x`."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """A view of `x`, shape (1, *x.shape)."""
+        """A view of `x`."""
         return x.unsqueeze(0)
 
-    def _all_reduce_(self, x: Tensor) -> None:
-        raise NotImplementedError
 
-    def _all_gather(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+class Counted(Collectives):
+    """What the backends share: they fill in `_sum_` and `_stack`, whose calls are counted and timed."""
+
+    def all_reduce_(self, x: Tensor) -> None:
+        """See Collectives."""
+        begin = perf_counter()
+        self._sum_(x)
+        self.all_reduces += 1
+        self.seconds += perf_counter() - begin
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See Collectives."""
+        begin = perf_counter()
+        stacked = self._stack(x)
+        self.all_gathers += 1
+        self.seconds += perf_counter() - begin
+        return stacked
+
+    @abstractmethod
+    def _sum_(self, x: Tensor) -> None: ...
+
+    @abstractmethod
+    def _stack(self, x: Tensor) -> Tensor: ...
 
 
 def open_collectives(
@@ -92,26 +98,22 @@ def open_collectives(
     """Join the group of `size` ranks as `rank`; a call that takes longer than `limit_s` seconds raises RankMissing.
 
     `memory_fd` is the memory made by `segment.create`, for shared memory; the other kinds meet at the file
-    `store_path`, which is new for each group. Where shared memory cannot be used, gloo takes its place.
+    `store_path`, which is new for each group. Where shared memory cannot be used, gloo takes its place: the same on
+    all ranks, which are on one host.
     """
     if size == 1:
         return Alone()
-    # Imported when chosen: torch.distributed is slow to import and not in every build of torch.
-    if kind == "shared_memory" and (obstacle := _obstacle(memory_fd)):
-        _log.warning("collectives go through gloo, not shared memory: %s", obstacle)
-        kind = "gloo"
-    if kind == "shared_memory" and memory_fd is not None:
-        from tpserve.parallel.shared_memory import SharedMemory
+    # The backends are imported when chosen: torch.distributed is slow to import and not in every build of torch.
+    if kind == "shared_memory":
+        machine = platform.machine()
+        if memory_fd is not None and machine == "x86_64":
+            from tpserve.parallel.shared_memory import SharedMemory
 
-        return SharedMemory(rank, size, memory_fd, limit_s)
+            return SharedMemory(rank, size, memory_fd, limit_s)
+        unordered = f"on {machine} other ranks may see a rank's stores out of order"
+        reason = "no memory was made for it" if memory_fd is None else unordered
+        _log.warning("collectives go through gloo, not shared memory: %s", reason)
+        kind = "gloo"
     from tpserve.parallel.distributed import TorchDistributed
 
     return TorchDistributed(kind, rank, size, store_path, limit_s)
-
-
-def _obstacle(memory_fd: int | None) -> str:
-    """Why shared memory cannot be used, or ''. It is the same on all ranks of a host."""
-    if memory_fd is None:
-        return "no memory was made for it"
-    machine = platform.machine()
-    return "" if machine == "x86_64" else f"a {machine} may show a rank's stores to others out of order"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Callable, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpserve.parallel.collectives import Collectives, RankMissing
+from tpserve.parallel.collectives import Counted, RankMissing
 
 _GRACE_S = 1.0  # ranks that were there fail together: the first one's end breaks the others' connections
 _POLL_S = 0.02
 
 
-class TorchDistributed(Collectives):
+class TorchDistributed(Counted):
     """The default process group of torch.distributed, met through the file `store_path`.
 
     The order of sums is the backend's, the same at each run of one size. With NCCL a call only enqueues work, and
@@ -28,20 +29,18 @@ class TorchDistributed(Collectives):
         super().__init__(rank, size)
         self._limit_s = limit_s
         self._sequence = 0
-        self._store = dist.FileStore(store_path, size)
+        self._store = dist.FileStore(store_path, size)  # type: ignore[attr-defined]  # missing from its __all__
         if backend == "gloo":  # the ranks are on one host, whatever its name resolves to
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         limit = timedelta(seconds=limit_s)
-        self._run(
-            lambda: dist.init_process_group(backend, store=self._store, rank=rank, world_size=size, timeout=limit)
-        )
+        self._run(lambda: dist.init_process_group(backend, store=self._store, rank=rank, world_size=size, timeout=limit))
 
-    def _all_reduce_(self, x: Tensor) -> None:
+    def _sum_(self, x: Tensor) -> None:
         self._run(lambda: dist.all_reduce(x))
 
-    def _all_gather(self, x: Tensor) -> Tensor:
+    def _stack(self, x: Tensor) -> Tensor:
         gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
-        self._run(lambda: dist.all_gather_into_tensor(gathered, x))
+        self._run(lambda: dist.all_gather(list(gathered.unbind()), x))
         return gathered
 
     def _run(self, call: Callable[[], object]) -> None:

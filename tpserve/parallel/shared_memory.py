@@ -3,8 +3,9 @@
 A call has a sequence number s, the same on all ranks. A rank copies its data into its slot, stores s in its
 flag, waits until every flag is at least s, and reads all slots.
 
-- Flag after data: x86-64 makes a processor's stores visible in program order (total store order) and keeps
-  loads in order, so who sees the flag sees the data. Other machines would need fences that Python has not.
+- Flag after data: x86-64 makes a processor's stores visible in program order (total store order), keeps loads in
+  order, and stores after loads. So who sees the flag sees the data. Other machines would need fences, which Python
+  has not.
 - Two sets of slots, used in turn, suffice. A rank writes to the set of s again in s + 2, after it saw every flag
   at s + 1; a rank raises its flag to s + 1 only when it has read the slots of s. So no reader is left in them.
 - Each rank adds all slots by itself, in rank order: the same bits on every rank in every run.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpserve.parallel.collectives import Collectives, RankMissing
+from tpserve.parallel.collectives import Counted, RankMissing
 from tpserve.parallel.segment import Segment
 
 # A rank is usually late by less than a time slice. First look often; then let others have the core between looks,
@@ -39,7 +40,7 @@ class _Views:
     stacked: Tensor
 
 
-class SharedMemory(Collectives):
+class SharedMemory(Counted):
     """The group whose memory is `fd`, made by `segment.create` and inherited by every rank."""
 
     def __init__(self, rank: int, size: int, fd: int, limit_s: float):
@@ -55,17 +56,17 @@ class SharedMemory(Collectives):
         self._slots = tuple(data[segment.slots(parity)].view(size, -1) for parity in (0, 1))
         self._views = functools.lru_cache(maxsize=1024)(self._make_views)  # shapes come back: batches of few sizes
 
-    def _all_reduce_(self, x: Tensor) -> None:
+    def _sum_(self, x: Tensor) -> None:
         if x.nbytes > self._capacity_bytes:
             for piece in x.view(-1).split(self._capacity_bytes // x.itemsize):
-                self._all_reduce_(piece)
+                self._sum_(piece)
             return
         slots = self._exchange(x).ranks
         torch.add(slots[0], slots[1], out=x)
         for slot in slots[2:]:
             x.add_(slot)
 
-    def _all_gather(self, x: Tensor) -> Tensor:
+    def _stack(self, x: Tensor) -> Tensor:
         if x.nbytes <= self._capacity_bytes:
             return self._exchange(x).stacked.clone()
         pieces = x.view(-1).split(self._capacity_bytes // x.itemsize)
@@ -91,7 +92,7 @@ class SharedMemory(Collectives):
         while flag[0] < sequence:
             waited_s = time.monotonic() - begin
             if waited_s > self._limit_s:
-                missing = [rank for rank, flag in enumerate(self._flags) if flag[0] < sequence]
+                missing = [rank for rank, reached in enumerate(self._flags) if reached[0] < sequence]
                 raise RankMissing(missing, sequence, self._limit_s)
             if waited_s < _YIELD_S:
                 os.sched_yield()

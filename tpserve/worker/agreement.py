@@ -18,13 +18,9 @@ class Disagreement(RuntimeError):
         self.ranks = tuple(ranks)
         self.step = step
         names = " and ".join(map(str, self.ranks))
-        if len(self.ranks) == size:
-            text = f"ranks {names} disagree on the ids of step {step}"
-        elif len(self.ranks) == 1:
-            text = f"rank {names} disagrees with the others on the ids of step {step}"
-        else:
-            text = f"ranks {names} disagree with the others on the ids of step {step}"
-        super().__init__(text)
+        subject = f"rank {names} disagrees" if len(self.ranks) == 1 else f"ranks {names} disagree"
+        others = " with the others" if len(self.ranks) < size else ""
+        super().__init__(f"{subject}{others} on the ids of step {step}")
 
 
 class Agreement:

@@ -1,8 +1,7 @@
 """One draw per row from a rank's slice of the logits: the arg max of logit / temperature + noise.
 
-That is a draw from softmax(logits / temperature) (the Gumbel-max trick), and the best of all ranks' is one from the
-whole vocabulary. Noise is dear and most ids cannot win, so it is drawn for the likely ids first; the best of them
-shows which others still might. The result is that of drawing for all.
+That is a draw from softmax(logits / temperature) (the Gumbel-max trick), and the best of all ranks' draws is one
+from the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -13,24 +12,48 @@ from torch import Tensor
 
 from tpserve.worker.noise import HIGHEST, LANES, RowNoise
 
-_NEAR = 4.0  # ids this near to the greatest logit / temperature are the likely ones; any value gives the same result
-_ROUNDING = 2.0**-20  # relative, a multiple of what a sum loses in float32
+_NEAR = 4.0  # ids this near to the greatest logit / temperature are tried first; any value gives the same result
+_ROUNDING = 2.0**-20  # relative; several times what a sum loses in float32
 _CHUNK_BLOCKS = 16384  # noise made at once: its intermediate results stay in a core's cache
 _LOWEST = torch.finfo(torch.float32).min
 
 
-def draw(
-    logits: Tensor, first_id: int, best: Tensor, tops: Tensor, temperatures: Tensor, least: Tensor, noise: RowNoise
-) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, tops: Tensor, temperatures: Tensor, least: Tensor, noise: RowNoise) -> tuple[Tensor, Tensor]:
     """The greatest (logit - top) / temperature + noise of each row and its column: float32 and int64 (rows,).
 
-    `logits` is float32 (rows, columns) with `first_id`, a multiple of LANES, in column 0, and `best` its greatest by
-    row. `tops` and `least`, the same on all ranks, are what to subtract and below what not to draw. The rest is
-    (rows,) too. A row with nothing to draw from gives -inf and column 0; of equal sums the lowest column wins.
+    `logits` is float32 (rows, columns), of this rank's ids. `tops`, `temperatures` (not 0) and `least`, below which
+    nothing is drawn, are float32 (rows,). A row with nothing to draw from gives -inf and any column; of equal sums
+    the lowest column wins.
     """
-    padded = F.pad(logits, (0, -logits.shape[1] % LANES), value=-torch.inf)
-    sums = torch.full_like(padded, -torch.inf)
-    ...
+    if not logits.shape[1]:
+        return greatest(logits)
+    logits = F.pad(logits, (0, -logits.shape[1] % LANES), value=-torch.inf)
+    least = least.clamp_min(_LOWEST)
+    # Noise is made by blocks. One is wanted if any of its ids is: its four bools, read as one integer, are not 0.
+    rows, blocks = torch.nonzero((logits >= least[:, None]).view(torch.int32)).unbind(1)
+    places = rows * (logits.shape[1] // LANES) + blocks
+    of_row = torch.stack((tops, temperatures, least), dim=1)
+    sums = torch.full_like(logits, -torch.inf)
+    for row, block, place in zip(*(x.split(_CHUNK_BLOCKS) for x in (rows, blocks, places))):
+        top, temperature, lowest = of_row.index_select(0, row).split(1, dim=1)
+        values = logits.view(-1, LANES).index_select(0, place)
+        excluded = values < lowest
+        values.sub_(top).div_(temperature).add_(noise.of(row, block)).masked_fill_(excluded, -torch.inf)
+        sums.view(-1, LANES).index_copy_(0, place, values)
+    return greatest(sums)
+
+
+def least_that_can_win(logits: Tensor, temperatures: Tensor, noise: RowNoise) -> Tensor:
+    """A bound per row, float32 (rows,): no lower logit can win a draw from all ids, whose `tops` are 0.
+
+    Noise is dear and most ids cannot win: a draw from the likeliest few shows what the others would have to beat,
+    even with the highest noise there is and whatever rounding does to their sums.
+    """
+    best, _ = greatest(logits)
+    reached, _ = draw(logits, torch.zeros_like(best), temperatures, best - _NEAR * temperatures, noise)
+    exact = reached.double()
+    slack = HIGHEST + _ROUNDING * (HIGHEST + exact.abs())
+    return (temperatures.double() * (exact - slack)).float()
 
 
 def greatest(logits: Tensor) -> tuple[Tensor, Tensor]:

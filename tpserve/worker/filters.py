@@ -8,7 +8,7 @@ What is added are integers, so the sums do not depend on the split.
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -82,9 +82,7 @@ def _min_p(tops: Tensor, temperatures: Tensor, min_ps: Tensor) -> Tensor:
     return torch.where(near.double() < exact, near.nextafter(near.new_tensor(torch.inf)), near)
 
 
-def _select(
-    logits: Tensor, weights: Tensor, target: Callable[[Tensor], Tensor], collectives: Collectives
-) -> Tensor:
+def _select(logits: Tensor, weights: Tensor, target: Callable[[Tensor], Tensor], collectives: Collectives) -> Tensor:
     """The greatest logit per row such that the elements not below it weigh, over all ranks, `target` or more.
 
     `weights` are integers in float64, (rows, columns) as `logits`. `target` is given each row's whole weight, float64
@@ -92,14 +90,13 @@ def _select(
     """
     count, device = len(logits), logits.device
     rows, keys = torch.arange(count, device=device, dtype=torch.int32)[:, None], _keys(logits)
-    found = torch.zeros(count, dtype=torch.int32, device=device)
-    before = wanted = torch.zeros(count, 1, dtype=torch.float64, device=device)
+    found = torch.zeros(count, device=device, dtype=torch.int32)
+    before = wanted = torch.zeros(count, 1, device=device, dtype=torch.float64)
     for shift, width in _DIGITS:
         bins = 1 << width
-        digits = keys >> shift & bins - 1
-        places = (rows * bins + digits).view(-1)
+        places = (keys >> shift).bitwise_and_(bins - 1).add_(rows * bins)
         # Sums of integers are exact in float64 below 2**53, in any order. (Of nothing, bincount makes int64.)
-        local = torch.bincount(places, weights.view(-1), minlength=count * bins).double()
+        local = torch.bincount(places.view(-1), weights.view(-1), minlength=count * bins).double()
         histogram = collectives.all_gather(local).sum(0).view(count, bins)
         reached = histogram.cumsum(1).add_(before)
         if shift == _DIGITS[0][0]:
@@ -108,7 +105,7 @@ def _select(
         before = (reached - histogram).gather(1, digit)
         digit = digit.int().squeeze(1)
         found = found << width | digit
-        inside = _where((digits == digit[rows]).view(-1))
+        inside = _where((places == rows * bins + digit[rows]).view(-1))
         rows, keys, weights = rows.expand_as(keys).take(inside), keys.take(inside), weights.take(inside)
     return _keys(found.view(torch.float32)).view(torch.float32)
 
@@ -116,7 +113,7 @@ def _select(
 def _keys(logits: Tensor) -> Tensor:
     """Bits, as int32, that ascend as unsigned integers where the logits descend. Its own inverse on the bits."""
     bits = logits.view(torch.int32)
-    return bits ^ (~(bits >> 31) & 0x7FFFFFFF)
+    return (bits >> 31).bitwise_not_().bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
 
 
 def _where(mask: Tensor) -> Tensor:

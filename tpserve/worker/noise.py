@@ -21,14 +21,19 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 class RowNoise:
-    """The noise of some rows: `seeds` uint64, `choices` and `positions` of any integer type, each (rows,)."""
+    """The noise of some rows, for ids from `first_id` (a multiple of LANES) on.
 
-    def __init__(self, seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray, device: torch.device):
+    `seeds` are uint64, `choices` and `positions` of any integer type, each (rows,).
+    """
+
+    def __init__(self, seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray, first_id: int, device: torch.device):
+        self._first_block = first_id // LANES
         self._keys = torch.from_numpy(philox_keys(seeds, choices)).to(device)
         self._positions = torch.from_numpy(positions.astype(np.int64)).to(device)
 
     def of(self, rows: Tensor, blocks: Tensor) -> Tensor:
-        """Noise of the ids LANES * block and following, float32 (n, LANES), from int64 (n,) rows and blocks."""
+        """The noise of `blocks`, float32 (n, LANES); rows and blocks are int64 (n,), blocks counted from first_id."""
+        blocks = blocks + self._first_block
         return gumbel(philox_words(blocks, self._positions.index_select(0, rows), self._keys.index_select(0, rows)))
 
 

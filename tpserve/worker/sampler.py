@@ -11,21 +11,18 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tpserve.parallel.collectives import Collectives
 from tpserve.worker.agreement import DIGEST_BYTES, Agreement
+from tpserve.worker.draw import draw, greatest, least_that_can_win
 from tpserve.worker.filters import least_logits
-from tpserve.worker.noise import HIGHEST, LANES, gumbel, philox_keys, philox_words
+from tpserve.worker.noise import RowNoise
 
 NOT_FINITE = -1  # the id of a row with a NaN or plus infinity among its logits, or with nothing above minus infinity
 
 _GREEDY_BELOW = 1e-5  # temperature
-_GROUP_ROWS = 32  # sampled rows worked on at once: bounds memory. No rank's own affair, for filters meet in each group
-_CHUNK_BLOCKS = 8192  # noise drawn at once: its intermediate results stay in a core's cache
-_NEAR = 4.0  # what is this near to a row's greatest scaled logit is drawn first; any value gives the same ids
-_LOWEST = torch.finfo(torch.float32).min
+_GROUP_ROWS = 32  # sampled rows worked on at once, to bound memory; the same on all ranks, which meet in filtered groups
 _DIGEST_WORDS = DIGEST_BYTES // 4
 
 
@@ -53,7 +50,7 @@ class SamplingRows:
 
 
 class Sampler:
-    """Samples on one rank, which holds the vocabulary's ids from `first_id` (a multiple of LANES) on.
+    """Samples on one rank, which holds the vocabulary's ids from `first_id` (a multiple of 4) on.
 
     `corrupt`, for tests: (rank, step); that rank then takes wrong ids for the step's.
     """
@@ -70,17 +67,38 @@ class Sampler:
         `logits` is this rank's slice, float32 (rows, columns), perhaps of no columns; `plan` is the step's plan as it
         came. Raises Disagreement, on all ranks, if their plans or ids differed in an earlier step.
         """
-        values, columns = _best(logits)
+        values, columns = greatest(logits)
         finite = values < torch.inf  # false for NaN
         unfiltered, filtered = rows.kinds()
-        for index in _groups(unfiltered):
-            zeros = logits.new_zeros(len(index))
-            self._draw(logits, rows, index, zeros, zeros - torch.inf, values, columns)
+        for index, tops in [(index, None) for index in _groups(unfiltered)] + self._with_tops(filtered, values):
+            (at,) = _tensors(logits.device, index)
+            values[at], columns[at] = self._draw(logits[at], tops, rows.take(index))
         ids = self._agree(values, torch.where(finite, columns + self._first_id, NOT_FINITE))
         if self._corrupt == (self._collectives.rank, step):
             ids = np.where(ids == 0, 1, 0)
         self._agreement.update(step, plan, ids)
         return torch.from_numpy(ids).to(logits.device)
+
+    def _with_tops(self, filtered: np.ndarray, best: Tensor) -> list[tuple[np.ndarray, Tensor | None]]:
+        """The rows at `filtered` in groups, each with its rows' greatest logits over all ranks, given this rank's."""
+        if not len(filtered):
+            return []
+        (at,) = _tensors(best.device, filtered)
+        tops = self._collectives.all_gather(best[at]).amax(0)
+        # Without a finite top there is no order to filter by; such a row ends with NOT_FINITE anyway.
+        groups = _groups(np.flatnonzero(tops.isfinite().cpu().numpy()))
+        return [(filtered[group], tops[torch.from_numpy(group)]) for group in groups]
+
+    def _draw(self, logits: Tensor, tops: Tensor | None, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+        """This rank's best (value, column) for sampled rows; they are filtered if `tops` are given."""
+        (temperatures,) = _tensors(logits.device, rows.temperatures)
+        noise = RowNoise(rows.seeds, rows.choices, rows.positions, self._first_id, logits.device)
+        if tops is None:
+            tops, least = torch.zeros_like(temperatures), least_that_can_win(logits, temperatures, noise)
+        else:
+            top_ks, top_ps, min_ps = _tensors(logits.device, rows.top_ks, rows.top_ps, rows.min_ps)
+            least = least_logits(logits, tops, temperatures, top_ks, top_ps, min_ps, self._collectives)
+        return draw(logits, tops, temperatures, least, noise)
 
     def _agree(self, values: Tensor, ids: Tensor) -> np.ndarray:
         """Gather every rank's best (value, id) of each row: the ids that won, int64. Raises Disagreement."""
@@ -92,21 +110,17 @@ class Sampler:
         return _winners(values_of.view(np.float32), ids_of)
 
 
-def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest of each row, NaN if there is one, and its first column; -inf and 0 if there are no columns."""
-    if not logits.shape[1]:
-        return logits.new_full((len(logits),), -torch.inf), logits.new_zeros(len(logits), dtype=torch.int64)
-    values, columns = logits.max(dim=1)
-    return values, columns
-
-
 def _winners(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Of each rank's best (rank, row) the id with the greatest value, the lowest at a tie; NOT_FINITE if any is."""
-    greatest = values.max(axis=0)
-    winners = np.where(values == greatest, ids, np.iinfo(np.int32).max).min(axis=0)
-    sound = (ids != NOT_FINITE).all(axis=0) & (greatest > -np.inf)
+    best = values.max(axis=0)
+    winners = np.where(values == best, ids, np.iinfo(np.int32).max).min(axis=0)
+    sound = (ids != NOT_FINITE).all(axis=0) & (best > -np.inf)
     return np.where(sound, winners, NOT_FINITE).astype(np.int64)
 
 
 def _groups(index: np.ndarray) -> list[np.ndarray]:
     return [index[i : i + _GROUP_ROWS] for i in range(0, len(index), _GROUP_ROWS)]
+
+
+def _tensors(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    return [torch.from_numpy(array).to(device) for array in arrays]

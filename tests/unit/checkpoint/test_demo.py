@@ -42,9 +42,7 @@ def made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         ({"TPSERVE_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/tpserve"),
     ],
 )
-def test_demo_path_follows_the_environment(
-    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_path_follows_the_environment(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TPSERVE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

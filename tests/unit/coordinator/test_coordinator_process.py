@@ -1,0 +1,262 @@
+"""A real coordinator process; the test takes the places of launcher, frontend and workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from launcher import rundir
+from launcher.children import spawn
+from tests.server import wait_for
+from tests.unit.coordinator.model_worker import make_submit
+from tpserve import board
+from tpserve.child import Charge
+from tpserve.deployment import Deployment
+from tpserve.messages import (
+    Abort,
+    Failure,
+    Finish,
+    Hello,
+    Message,
+    Ready,
+    Refused,
+    Serve,
+    Started,
+    Stats,
+    StepPlan,
+    StepResult,
+    Tokens,
+    decode,
+    encode,
+)
+from tpserve.model.spec import ModelSpec
+from tpserve.settings import Settings
+
+EPOCH = 5
+LIMIT_S = 30
+RANKS = 2
+PAGES = 16
+
+SPEC = ModelSpec(
+    family="llama",
+    vocab_size=64,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=32,
+    norm_eps=1e-5,
+    rope_theta=1e4,
+    qkv_bias=False,
+    attention_out_bias=False,
+    mlp_bias=False,
+    tied=True,
+    max_position=64,
+)
+DEPLOYMENT = Deployment(
+    settings=Settings(tp=RANKS),
+    model_path="nowhere",
+    served_names=("tiny",),
+    spec=SPEC,
+    device="cpu",
+    dtype="float32",
+    page_size=4,
+    num_pages=PAGES,
+    max_model_len=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    stop_ids=(),
+    threads_per_rank=1,
+)
+
+
+class Server:
+    """All that surrounds the coordinator."""
+
+    def __init__(self) -> None:
+        self.run_dir = rundir.create()
+        self.context = zmq.Context()
+        self.workers: list[zmq.Socket[bytes]] = []
+        self.control = self.context.socket(zmq.ROUTER)
+        self.control.bind(f"ipc://{self.run_dir.path}/control")
+        board_fd = board.create(RANKS)
+        self.board = board.Board(board_fd)
+        self.child = spawn(
+            Charge(
+                role="coordinator",
+                epoch=EPOCH,
+                run_dir=str(self.run_dir.path),
+                launcher_pid=os.getpid(),
+                board_fd=board_fd,
+                deployment=DEPLOYMENT,
+            )
+        )
+        os.close(board_fd)
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.reap()
+        self.context.destroy(linger=0)
+        self.run_dir.remove()
+        os.close(self.run_dir.lock_fd)
+
+    def serve(self, pages: int) -> None:
+        identity, _ = self.from_control(Started)
+        self.control.send_multipart([identity, encode(Serve(pages), EPOCH)])
+
+    def connect(self) -> None:
+        """Two workers, which say hello, and a frontend."""
+        for rank in range(RANKS):
+            self.add_worker(rank)
+        self.from_control(Ready)
+        self.frontend = self.context.socket(zmq.PAIR)
+        self.frontend.connect(f"ipc://{self.run_dir.path}/requests.{EPOCH}")
+
+    def add_worker(self, rank: int) -> None:
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, str(rank).encode())
+        socket.connect(f"ipc://{self.run_dir.path}/plans.{EPOCH}")
+        socket.send(encode(Hello(rank), EPOCH))
+        self.workers.append(socket)
+
+    def from_control(self, kind: type) -> tuple[bytes, Any]:
+        assert self.control.poll(LIMIT_S * 1000), "nothing came on control"
+        identity, data = self.control.recv_multipart()
+        epoch, message = decode(data)
+        assert epoch == EPOCH
+        assert isinstance(message, kind), message
+        return identity, message
+
+    def ask(self, message: Message, epoch: int = EPOCH) -> None:
+        self.frontend.send(encode(message, epoch))
+
+    def told(self, kind: type) -> Any:
+        """The next message of this kind to the frontend; Stats come whenever they come."""
+        while True:
+            assert self.frontend.poll(LIMIT_S * 1000), f"no {kind.__name__} came"
+            message = decode(self.frontend.recv())[1]
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Stats), message
+
+    def plan(self) -> StepPlan:
+        """The next plan, which is the same bytes at every rank."""
+        copies = []
+        for worker in self.workers:
+            assert worker.poll(LIMIT_S * 1000), "no plan came"
+            copies.append(worker.recv())
+        assert len(set(copies)) == 1
+        epoch, plan = decode(copies[0])
+        assert epoch == EPOCH
+        assert isinstance(plan, StepPlan)
+        return plan
+
+    def answer(self, step: int, *ids: int, rank: int = 0, epoch: int = EPOCH) -> None:
+        result = StepResult(step, np.array(ids, np.int32), np.arange(5, dtype=np.float32), 2, 1)
+        self.workers[rank].send(encode(result, epoch))
+
+
+@pytest.fixture
+def fresh() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(fresh: Server) -> Server:
+    fresh.serve(PAGES)
+    fresh.connect()
+    return fresh
+
+
+def test_coordinator_serves_requests_from_submit_to_idle(server: Server) -> None:
+    server.ask(make_submit(1, [1, 2, 3, 4, 5], max_tokens=2))
+    first = server.plan()
+    assert (first.step, first.counts.tolist(), first.ids.tolist()) == (1, [5], [1, 2, 3, 4, 5])
+    second = server.plan()  # although the first has no answer
+    assert (second.step, second.counts.tolist(), second.ids.tolist()) == (2, [1], [])
+    server.answer(1, 99, epoch=EPOCH - 1)  # dropped
+    server.answer(1, 40)
+    tokens = server.told(Tokens)
+    assert (tokens.step, tokens.requests.tolist(), tokens.ids.tolist()) == (1, [1], [40])
+    assert tokens.seconds.tolist() == [0, 1, 2, 3, 4]
+    server.answer(2, 41)
+    assert server.told(Tokens).finishes.tolist() == [Finish.LENGTH]
+    stats = server.told(Stats)
+    while stats.running:
+        stats = server.told(Stats)
+    assert (stats.waiting, stats.pages_used, stats.pages_total) == (0, 0, PAGES)
+    assert (stats.all_reduces, stats.all_gathers) == (4, 2)
+    assert stats.plan_bytes > 0
+
+    server.ask(make_submit(2, [1] * 64))
+    refused = server.told(Refused)
+    assert (refused.request, "64" in refused.reason) == (2, True)
+
+    server.ask(make_submit(3, [7, 7]), epoch=EPOCH + 1)  # dropped
+    server.ask(make_submit(4, [8, 8]))
+    third = server.plan()
+    assert (third.step, third.ids.tolist()) == (3, [8, 8])
+    server.ask(Abort(4, -1))
+    server.plan()
+    server.answer(3, 1)
+    assert len(server.told(Tokens).ids) == 0
+    assert server.board.read(0).last_step == 4
+
+
+def test_coordinator_is_ready_only_when_every_rank_has_said_hello_and_beats_meanwhile(fresh: Server) -> None:
+    fresh.serve(PAGES)
+    fresh.add_worker(1)
+    ages = [0.0]
+
+    def has_beaten_twice() -> bool:
+        ages.append(fresh.board.read(0).age_s or 0.0)
+        return sum(later < earlier for earlier, later in pairwise(ages)) == 2
+
+    wait_for(has_beaten_twice, LIMIT_S, "two beats")
+    assert not fresh.control.poll(0)
+    fresh.add_worker(0)
+    ready = fresh.from_control(Ready)[1]
+    assert (ready.role, ready.rank) == ("coordinator", 0)
+
+
+@pytest.mark.parametrize(
+    ("break_protocol", "says"),
+    [
+        (lambda server: server.answer(2, 5), "result of step 2 came; in flight are [1, 2]"),
+        (lambda server: server.answer(1), "result of step 1 has 0 ids for 1 rows"),
+        (lambda server: server.answer(1, 5, rank=1), "StepResult came from rank 1"),
+        (lambda server: server.add_worker(7), "from b'7' on plans, which is no rank"),
+        (lambda server: server.frontend.send(b"?"), "not an array that begins with tag and epoch"),
+        (lambda server: server.ask(Hello(0)), "Hello came from the frontend"),
+        (lambda server: server.ask(make_submit(1, [1])), "request 1 is already open"),
+    ],
+)
+def test_broken_protocol_ends_the_coordinator_with_a_failure_that_names_it(
+    server: Server, break_protocol: Callable[[Server], None], says: str
+) -> None:
+    server.ask(make_submit(1, [1, 2], max_tokens=9))
+    server.plan()
+    server.plan()
+    break_protocol(server)
+    failure = server.from_control(Failure)[1]
+    assert (failure.role, failure.step) == ("coordinator", 2)
+    assert says in failure.text
+    assert "Traceback" in failure.detail
+    assert server.child.process.wait(LIMIT_S) == 1
+
+
+def test_pool_too_small_for_the_longest_request_is_a_users_error(fresh: Server) -> None:
+    fresh.serve(PAGES - 1)
+    failure = fresh.from_control(Failure)[1]
+    assert failure.text == f"64 tokens take {PAGES} pages of 4; at most {PAGES - 1} can be had"
+    assert failure.detail == ""
+    assert fresh.child.process.wait(LIMIT_S) == 1

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpserve.frontend import template
+from tpserve.frontend.errors import InvalidRequest
+from tpserve.frontend.prompts import PromptMaker
+from tpserve.frontend.schema import chat_request, completion_request
+from tpserve.frontend.tokenizer import Tokenizer
+
+VOCAB, LIMIT = 310, 100
+
+
+@pytest.fixture
+def maker(tokenizer: Tokenizer, model_folder: Path) -> PromptMaker:
+    return PromptMaker(tokenizer, template.load(model_folder), VOCAB, LIMIT)
+
+
+def ids(maker: PromptMaker, prompt: Any) -> list[list[int]]:
+    return [one.tolist() for one in maker.prompts(completion_request({"prompt": prompt}, None, VOCAB))]
+
+
+def chat(maker: PromptMaker, *messages: dict[str, str]) -> list[int]:
+    (prompt,) = maker.prompts(chat_request({"messages": list(messages)}, None, VOCAB))
+    return list(prompt.tolist())
+
+
+def test_text_and_ids_become_prompts_in_their_order(maker: PromptMaker, tokenizer: Tokenizer) -> None:
+    assert ids(maker, ["the fox", "dog"]) == [tokenizer.encode("the fox", False), tokenizer.encode("dog", False)]
+    assert ids(maker, [[5, 6], [0, 309]]) == [[5, 6], [0, 309]]
+
+
+def test_chat_is_rendered_and_its_special_tokens_are_ids(maker: PromptMaker, tokenizer: Tokenizer) -> None:
+    expected = tokenizer.encode("<|user|>user: the fox<|end|><|assistant|>", False)
+    assert chat(maker, {"role": "user", "content": "the fox"}) == expected
+    assert {0, 1, 2} < set(expected)
+
+
+@pytest.mark.parametrize("id_", [-1, VOCAB, 2**31, 2**63, 10**30])
+def test_id_beyond_the_vocabulary_is_refused_with_its_number(maker: PromptMaker, id_: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"token id {id_} "):
+        ids(maker, [1, id_])
+
+
+def test_prompt_must_leave_room_for_one_token(maker: PromptMaker) -> None:
+    assert len(ids(maker, [5] * 99)[0]) == 99
+    with pytest.raises(InvalidRequest, match="has 100 tokens; .* 100") as caught:
+        ids(maker, [5] * 100)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(maker: PromptMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    with pytest.raises(InvalidRequest, match="at least"):
+        ids(maker, "x" * 10_000)
+    with pytest.raises(InvalidRequest, match="messages: .*at least"):
+        chat(maker, {"role": "user", "content": "x" * 10_000})
+
+
+def test_messages_that_the_template_refuses_are_the_clients_error(maker: PromptMaker) -> None:
+    with pytest.raises(InvalidRequest, match="no role alien here"):
+        chat(maker, {"role": "alien", "content": "x"})
+
+
+def test_chat_without_a_template_is_refused_with_the_remedy(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match=r"no chat template; .*chat_template\.jinja"):
+        chat(PromptMaker(tokenizer, None, VOCAB, LIMIT), {"role": "user", "content": "x"})
+
+
+def test_text_of_no_tokens_is_refused(tokenizer: Tokenizer) -> None:
+    nothing = template.ChatTemplate("", {})
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        chat(PromptMaker(tokenizer, nothing, VOCAB, LIMIT), {"role": "user", "content": "x"})

@@ -1,0 +1,210 @@
+"""The command line as users type it: through the real command where it refuses, up to the launcher where it does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launcher.supervise
+from tpserve import __version__, cli
+from tpserve.deployment import Deployment
+
+VLLM_LINE = (
+    "--tensor-parallel-size", "2", "--dtype", "half", "--max-num-seqs", "256", "--max-model-len", "1000",
+    "--gpu-memory-utilization", "0.9", "--trust-remote-code", "--enforce-eager",
+)  # fmt: skip
+
+
+def tpserve(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tpserve.cli", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False)
+
+
+def refused(*args: str | Path, **env: str) -> str:
+    """The one line on stderr of a launch that is refused as it should be."""
+    done = tpserve("launch", *args, **env)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tpserve: error: ")
+    return line.removeprefix("tpserve: error: ")
+
+
+Launch = Callable[..., Deployment]
+
+
+@pytest.fixture
+def launch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Runs the command in this process and gives the deployment that the launcher would get."""
+    got: list[Deployment] = []
+
+    def supervise(deployment: Deployment, listening: Any, timeline: Any) -> int:
+        listening.close()
+        got.append(deployment)
+        return 0
+
+    monkeypatch.setattr(launcher.supervise, "supervise", supervise)
+    for name in [name for name in os.environ if name.startswith("TPSERVE_")]:
+        monkeypatch.delenv(name)
+
+    def run(*args: str) -> Deployment:
+        monkeypatch.setattr(sys, "argv", ["tpserve", "launch", "--model", str(tiny_model), "--port", "0", *args])
+        status = cli.main()
+        assert status == 0, capsys.readouterr().err
+        return got.pop()
+
+    return run
+
+
+def refused_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """As `refused`, without the time of a process."""
+    monkeypatch.setattr(sys, "argv", ["tpserve", *args])
+    assert cli.main() == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == ""
+    assert line.startswith("tpserve: error: ")
+    return line.removeprefix("tpserve: error: ")
+
+
+def test_refusal_is_one_line_on_stderr_and_status_2(tmp_path: Path) -> None:
+    assert refused("--model", tmp_path / "none") == (
+        f"--model {tmp_path}/none: no such folder; give one with config.json (Hub names are not supported yet)"
+    )
+
+
+def test_taken_port_is_refused_before_anything_starts(tiny_model: Path) -> None:
+    from tpserve.listen import listen
+
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        assert refused("--model", tiny_model, "--trust-remote-code", "--port", port).startswith(f"--port {port}: taken")
+
+
+def test_environment_is_named_in_its_refusal(tiny_model: Path) -> None:
+    assert refused("--model", tiny_model, TPSERVE_TP="1.5") == "TPSERVE_TP=1.5: must be a valid integer"
+
+
+def test_traceback_comes_with_debug_only(tmp_path: Path) -> None:
+    done = tpserve("launch", "--debug", "--model", tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("tpserve: error: no config.json")
+
+
+def test_version_is_printed() -> None:
+    done = tpserve("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tpserve, version {__version__}\n", "")
+
+
+def test_launch_checks_without_torch() -> None:
+    code = "import sys, tpserve.cli; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("--tp 0", "--tp 0: must be greater than or equal to 1"),
+        ("--tp -1", "--tp -1: must be greater than or equal to 1"),
+        ("-tp 1.5", "--tp 1.5: must be a valid integer"),
+        ("--tensor-parallel-size two", "--tp two: must be a valid integer"),
+        ("--tp 1000", "sizes that work: 1 to 17"),
+        ("--port 99999", "--port 99999: must be less than or equal to 65535"),
+        ("--dtype int7", "--dtype int7: must be 'auto', 'bfloat16'"),
+        ("--max-num-seq 5", "Did you mean '--max-num-seqs'?"),
+        ("--max_num_seq 5", "Did you mean '--max-num-seqs'?"),
+        ("--zzz", "No such option '--zzz'. See tpserve launch --help."),
+        ("--quantization awq", "--quantization is not supported yet"),
+        ("--speculative_config={}", "--speculative-config is not supported yet"),
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not supported yet, only 1"),
+        ("--served-model-name", "'--served-model-name' requires an argument"),
+        ("--kv-cache-memory lots", "--kv-cache-memory lots: wants bytes"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported yet"),
+        ("--host 0.0.0.0", "--allow-no-key"),
+        ("--corrupt-id soon", "--corrupt-id soon: "),
+        ("stray", "unexpected extra argument (stray)"),
+    ],
+)
+def test_bad_argument_is_refused_by_name(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: str, named: str
+) -> None:
+    assert named in refused_here(monkeypatch, capsys, "launch", "--model", str(tiny_model), *args.split())
+
+
+@pytest.mark.parametrize(("args", "named"), [([], "Missing command"), (["lanch"], "launch")])
+def test_bad_command_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
+    assert named in refused_here(monkeypatch, capsys, *args)
+
+
+def test_line_of_a_vllm_user_runs_with_notes(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = launch(*VLLM_LINE, "--device", "cpu")
+    assert (found.settings.tp, found.dtype, found.max_num_seqs, found.max_model_len) == (2, "float16", 256, 1000)
+    out, err = capsys.readouterr()
+    assert out == ""
+    for note in ("--enforce-eager has no effect", "--gpu-memory-utilization has no effect", "computed in float32", "never run"):
+        assert [line.split()[1:3] for line in err.splitlines() if note in line] == [["WARNING", "[launcher]"]], note
+
+
+def test_neutral_values_of_other_engines_bring_no_note(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    launch("-pp", "1", "--data-parallel-size", "1", "--distributed-executor-backend", "mp")
+    assert "has no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "expected"),
+    [
+        ("-tp 3", "tp", 3),
+        ("--tensor_parallel_size=3", "tp", 3),
+        ("--max_num_seqs 7", "max_num_seqs", 7),
+        ("--no-enable-prefix-caching", "enable_prefix_caching", False),
+        ("--enable_chunked_prefill", "enable_chunked_prefill", True),
+        ("--no_enable_chunked_prefill", "enable_chunked_prefill", False),
+        ("--kv-cache-memory-bytes 10MB", "kv_cache_memory", 10_000_000),
+        ("--seed 5", "seed", 5),
+        ("--served-model-name a b --seed 1", "served_model_name", ("a", "b")),
+        ("--served_model_name a b --served-model-name c", "served_model_name", ("a", "b", "c")),
+        ("--served-model-name=a", "served_model_name", ("a",)),
+    ],
+)
+def test_spelling_reaches_its_setting(launch: Launch, args: str, field: str, expected: Any) -> None:
+    assert getattr(launch(*args.split()).settings, field) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "expected"),
+    [
+        ("3", "tp", 3),
+        ("0", "enable_prefix_caching", False),
+        ("a b", "served_model_name", ("a", "b")),
+        ("1MiB", "kv_cache_memory", 1024**2),
+    ],
+)
+def test_environment_reaches_its_setting(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, value: str, field: str, expected: Any
+) -> None:
+    monkeypatch.setenv(f"TPSERVE_{field.upper()}", value)
+    assert getattr(launch().settings, field) == expected
+
+
+def test_flag_wins_over_environment(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPSERVE_TP", "3")
+    assert launch("--tp", "2").settings.tp == 2
+
+
+def test_log_level_hides_notes(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    launch("--enforce-eager", "--log-level", "error")
+    assert capsys.readouterr().err == ""
+
+
+def test_status_of_the_launcher_is_the_commands(launch: Launch, monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    monkeypatch.setattr(launcher.supervise, "supervise", lambda _, listening, __: listening.close() or 7)
+    monkeypatch.setattr(sys, "argv", ["tpserve", "launch", "--model", str(tiny_model), "--port", "0"])
+    assert cli.main() == 7

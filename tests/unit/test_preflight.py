@@ -1,0 +1,240 @@
+"""From settings and a folder to what will run, or to one line that says why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpserve import machine
+from tpserve.deployment import Deployment
+from tpserve.preflight import resolve
+from tpserve.settings import Settings, UserError
+
+GIB = 1024**3
+PAGE_BYTES = 2 * 3 * 8 * 2 * 16 * 4  # of the tiny model: K and V, heads, their size, layers, tokens, float32
+
+
+@pytest.fixture(autouse=True)
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 cores, 16 GiB, no GPU: what follows must not depend on where the tests run."""
+    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(machine, "available_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model that may be spoilt."""
+    return shutil.copytree(tiny_model, tmp_path / "model")
+
+
+def configure(model: Path, **changes: Any) -> None:
+    """Change config.json; None removes an entry."""
+    config = json.loads((model / "config.json").read_text()) | changes
+    (model / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve(Settings.model_validate(values))
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_deployment_of_a_plain_launch_has_the_models_values(tiny_model: Path) -> None:
+    found = resolve(Settings(model=str(tiny_model), tp=3))
+    assert found.model_path == str(tiny_model)
+    assert (found.device, found.dtype, found.page_size) == ("cpu", "float32", 16)
+    assert (found.spec.num_heads, found.spec.num_kv_heads, found.spec.vocab_size) == (9, 3, 257)
+    assert (found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens) == (1024, 256, 512)
+    assert found.stop_ids == (0,)
+    assert found.threads_per_rank == 2
+    assert found.notes == ()
+
+
+def test_deployment_comes_back_from_json(tiny_model: Path) -> None:
+    found = resolve(Settings(model=str(tiny_model), kv_cache_memory=10**6))
+    assert Deployment.model_validate_json(found.model_dump_json()) == found
+
+
+def test_pool_is_the_budget_by_the_pages_of_all_ranks(tiny_model: Path) -> None:
+    assert resolve(Settings(model=str(tiny_model))).num_pages == 2 * GIB // PAGE_BYTES
+    assert resolve(Settings(model=str(tiny_model), tp=3, kv_cache_memory=10**6)).num_pages == 10**6 // PAGE_BYTES
+    assert resolve(Settings(model=str(tiny_model), tp=9, kv_cache_memory=10**6)).num_pages == 10**6 // (3 * PAGE_BYTES)
+
+
+@pytest.mark.parametrize(("available", "expected"), [(4 * GIB, GIB), (64 * GIB, 2 * GIB)])
+def test_default_pool_follows_the_memory(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, available: int, expected: int
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: available)
+    assert resolve(Settings(model=str(tiny_model))).num_pages == expected // PAGE_BYTES
+
+
+def test_length_is_bounded_by_the_pool(tiny_model: Path) -> None:
+    assert resolve(Settings(model=str(tiny_model), kv_cache_memory=200_000)).max_model_len == 512
+    assert "the largest that fits is 512" in refusal(model=str(tiny_model), kv_cache_memory=200_000, max_model_len=513)
+
+
+def test_served_name_is_the_folders_or_the_given_ones_never_the_path(tiny_model: Path) -> None:
+    assert resolve(Settings(model=str(tiny_model))).served_names == ("tiny",)
+    assert resolve(Settings(model=f"{tiny_model}/../tiny/")).served_names == ("tiny",)
+    assert resolve(Settings(model=str(tiny_model), served_model_name=("a", "b"))).served_names == ("a", "b")
+
+
+def test_demo_is_served_as_demo(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.checkpoint.folder.demo_path", lambda: tiny_model)
+    assert resolve(Settings()).served_names == ("demo",)
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "expected"),
+    [
+        ({"dtype": "bfloat16"}, "auto", "bfloat16"),
+        ({"dtype": None, "torch_dtype": "float16"}, "auto", "float16"),
+        ({"dtype": None}, "auto", "float32"),  # the files'
+        ({"dtype": "bfloat16"}, "half", "float16"),
+        ({"dtype": "float8_e4m3fn"}, "bfloat16", "bfloat16"),
+        ({}, "float", "float32"),
+    ],
+)
+def test_dtype_is_the_given_one_or_the_checkpoints(model: Path, config: dict[str, Any], setting: Any, expected: str) -> None:
+    configure(model, **config)
+    assert resolve(Settings(model=str(model), dtype=setting)).dtype == expected
+
+
+def test_half_on_a_cpu_is_noted(tiny_model: Path) -> None:
+    (note,) = resolve(Settings(model=str(tiny_model), dtype="half")).notes
+    assert "stored in float16, computed in float32" in note
+
+
+def test_gpu_memory_utilization_is_noted_on_a_cpu_only_when_given(tiny_model: Path) -> None:
+    (note,) = resolve(Settings(model=str(tiny_model), gpu_memory_utilization=0.9)).notes
+    assert note.startswith("--gpu-memory-utilization has no effect")
+
+
+def test_more_ranks_than_cores_are_noted(tiny_model: Path) -> None:
+    found = resolve(Settings(model=str(tiny_model), tp=9))
+    assert found.threads_per_rank == 1
+    assert ["--tp 9 is more than the 8 cores" in note for note in found.notes] == [True]
+
+
+def test_trust_remote_code_is_noted_and_nothing_is_imported(model: Path, tmp_path: Path) -> None:
+    (model / "modeling_x.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    configure(model, auto_map={"AutoModelForCausalLM": "modeling_x.X"})
+    (note,) = resolve(Settings(model=str(model), trust_remote_code=True)).notes
+    assert "never run" in note
+    assert not (tmp_path / "ran").exists()
+
+
+def test_model_without_an_end_is_noted(model: Path) -> None:
+    configure(model, eos_token_id=None)
+    (model / "generation_config.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+    found = resolve(Settings(model=str(model)))
+    assert found.stop_ids == ()
+    assert "no end-of-sequence id" in found.notes[0]
+
+
+def test_dummy_needs_no_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    assert resolve(Settings(model=str(model), load_format="dummy")).dtype == "float32"
+    assert refusal(model=str(model)).startswith("no weights")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_missing_file_is_refused_by_name(model: Path, file: str, load_format: str) -> None:
+    (model / file).unlink()
+    assert refusal(model=str(model), load_format=load_format).startswith(f"no {file} in {model}")
+
+
+def test_empty_folder_is_refused_by_path(tmp_path: Path) -> None:
+    assert str(tmp_path) in refusal(model=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported: LlamaForCausalLM"),
+        ({"architectures": None}, "architectures is None"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
+        ({"rope_scaling": {"type": "yarn"}}, "'yarn'"),
+        ({"vocab_size": 256}, "the embedding has 256 rows"),
+        ({"hidden_size": 63}, "has shape [257, 54], config.json says [257, 63]"),
+        ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported; give --dtype"),
+    ],
+)
+def test_config_that_cannot_be_served_is_refused_by_name(model: Path, changes: dict[str, Any], named: str) -> None:
+    configure(model, **changes)
+    assert named in refusal(model=str(model))
+
+
+def test_unreadable_file_is_refused_by_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, *_: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", denied)  # root may read everything
+    assert refusal(model=str(model)) == f"cannot read {model / 'config.json'}: Permission denied"
+
+
+def test_impossible_size_is_refused_with_the_sizes_that_work(tiny_model: Path) -> None:
+    assert refusal(model=str(tiny_model), tp=18).endswith("sizes that work: 1 to 17")
+    assert resolve(Settings(model=str(tiny_model), tp=17)).settings.tp == 17
+
+
+def test_memory_that_is_not_there_is_refused_with_both_numbers(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refusal(model=str(tiny_model), kv_cache_memory="200GiB")
+    assert f"--kv-cache-memory is 200.00 GiB ({200 * GIB} bytes)" in text
+    assert f"16.00 GiB ({16 * GIB} bytes) are available" in text
+    monkeypatch.setattr(machine, "available_bytes", lambda: 300_000)
+    assert "(300000 bytes) are available" in refusal(model=str(tiny_model))  # the weights alone are more
+
+
+def test_kv_memory_below_one_page_is_refused_with_the_pages_size(tiny_model: Path) -> None:
+    assert f"{PAGE_BYTES} bytes" in refusal(model=str(tiny_model), kv_cache_memory=PAGE_BYTES - 1)
+    assert resolve(Settings(model=str(tiny_model), kv_cache_memory=PAGE_BYTES)).max_model_len == 16
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "bfloat16", "int8", "nonsense"])
+def test_kv_cache_of_another_type_is_refused_by_name(tiny_model: Path, kv_cache_dtype: str) -> None:
+    assert f"--kv-cache-dtype {kv_cache_dtype} is not supported yet" in refusal(
+        model=str(tiny_model), kv_cache_dtype=kv_cache_dtype
+    )
+
+
+def test_kv_cache_of_the_models_type_is_taken(tiny_model: Path) -> None:
+    assert resolve(Settings(model=str(tiny_model), dtype="half", kv_cache_dtype="float16")).dtype == "float16"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_host_beyond_loopback_needs_the_flag_that_permits_it(tiny_model: Path, host: str) -> None:
+    assert "--allow-no-key" in refusal(model=str(tiny_model), host=host)
+    assert resolve(Settings(model=str(tiny_model), host=host, allow_no_key=True)).settings.host == host
+
+
+def test_cuda_without_a_driver_is_refused(tiny_model: Path) -> None:
+    assert "no NVIDIA driver" in refusal(model=str(tiny_model), device="cuda")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_driver_with_a_cpu_build_of_torch_is_refused_with_the_remedy(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cpu")
+    assert "scripts/setup --cuda" in refusal(model=str(tiny_model), device=device)
+    assert resolve(Settings(model=str(tiny_model), device="cpu")).device == "cpu"
+
+
+def test_pool_on_a_gpu_is_left_to_the_loaded_device_unless_given(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cu130")
+    found = resolve(Settings(model=str(tiny_model), gpu_memory_utilization=0.5))
+    assert (found.device, found.num_pages, found.max_num_batched_tokens, found.notes) == ("cuda", None, 8192, ())
+    assert resolve(Settings(model=str(tiny_model), kv_cache_memory=10 * PAGE_BYTES)).num_pages == 10
