@@ -166,8 +166,13 @@ class Supervisor:
     def _spawn(self, role: str, **details: int | None) -> None:
         charge = Charge.model_validate(
             dict(
-                role=role, epoch=self.epoch, run_dir=str(self.run_dir.path), launcher_pid=os.getpid(),
-                board_fd=self.board_fd, deployment=self.deployment, **details,
+                role=role,
+                epoch=self.epoch,
+                run_dir=str(self.run_dir.path),
+                launcher_pid=os.getpid(),
+                board_fd=self.board_fd,
+                deployment=self.deployment,
+                **details,
             )  # fmt: skip
         )
         inherited = (self.run_dir.lock_fd,) if role == "frontend" else ()

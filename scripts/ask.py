@@ -11,7 +11,7 @@ from pathlib import Path
 
 from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Explain gravity in one sentence."
 
 
 def main() -> int:

@@ -110,4 +110,3 @@ def run(charge: Charge, control: Control, main: Callable[[], None], step: Callab
         control.socket.close()  # lingers until the launcher has it
         logging.getLogger("tpserve").debug("failed", exc_info=True)
         return 1
-

@@ -1,43 +1,12 @@
-"""Every message that passes between processes, and the one codec for them.
-
-A message is a frozen dataclass; on the wire it is the MessagePack array ``[tag, epoch, field, ...]``.
-The codec is built from the annotations and refuses anything else: wrong tag, arity, type, range or
-length. Integer arrays are little-endian ``bin`` fields and come back as read-only numpy arrays, so
-that a message about many rows costs the same as one about few. Nothing is pickled.
-"""
+"""Every message that passes between processes. How they are put on the wire is in `codec`."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Callable, Union, get_args, get_origin, get_type_hints
-
-import msgpack
+from dataclasses import dataclass, field
 import numpy as np
 
-
-class MessageError(ValueError):
-    """The bytes are not a valid message; the text says what is wrong."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """Inclusive bounds of an integer field."""
-
-    low: int
-    high: int
-
-
-U16 = Annotated[int, Range(0, 2**16 - 1)]
-U32 = Annotated[int, Range(0, 2**32 - 1)]
-U64 = Annotated[int, Range(0, 2**64 - 1)]
-I32 = Annotated[int, Range(-(2**31), 2**31 - 1)]
-U8s = Annotated[np.ndarray, "<u1"]
-U16s = Annotated[np.ndarray, "<u2"]
-I32s = Annotated[np.ndarray, "<i4"]
-U32s = Annotated[np.ndarray, "<u4"]
-U64s = Annotated[np.ndarray, "<u8"]
-F32s = Annotated[np.ndarray, "<f4"]
+from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, MessageError, U8s, U16s, U32s, U64s
 
 
 class Row(enum.IntFlag):
@@ -305,117 +274,25 @@ MESSAGES: tuple[type, ...] = (
     Submit, Abort, StepPlan, Hello, StepResult, Logits, Tokens, Refused, Stats,
     Started, Loading, Loaded, Serve, Up, Ready, Failure, Stop, Drained,
 )  # fmt: skip
-Message = Union[
-    Submit, Abort, StepPlan, Hello, StepResult, Logits, Tokens, Refused, Stats,
-    Started, Loading, Loaded, Serve, Up, Ready, Failure, Stop, Drained,
-]  # fmt: skip
+Message = (
+    Submit | Abort | StepPlan | Hello | StepResult | Logits | Tokens | Refused | Stats
+    | Started | Loading | Loaded | Serve | Up | Ready | Failure | Stop | Drained
+)  # fmt: skip
+
+_CODEC = Codec(MESSAGES)
 
 
 def encode(message: Message, epoch: int) -> bytes:
     """The wire form. Raises MessageError when a field does not fit its annotation."""
-    kind = type(message)
-    if kind not in _TAGS:
-        raise MessageError(f"{kind.__name__} is not a message")
-    return msgpack.packb([_TAGS[kind], epoch, *_pack(kind, message)])  # type: ignore[no-any-return]
+    return _CODEC.encode(message, epoch)
 
 
 def decode(data: bytes | memoryview) -> tuple[int, Message]:
     """(epoch, message). Raises MessageError for anything that `encode` cannot have made."""
-    try:
-        parts = msgpack.unpackb(data, use_list=True, strict_map_key=True)
-    except Exception as error:  # msgpack raises many unrelated kinds for bad bytes
-        raise MessageError(f"not MessagePack: {error}") from None
-    if not isinstance(parts, list) or len(parts) < 2 or any(type(part) is not int for part in parts[:2]):
-        raise MessageError("not an array that begins with tag and epoch")
-    tag, epoch, *values = parts
-    if not 0 <= tag < len(MESSAGES) or epoch < 0:
-        raise MessageError(f"unknown tag {tag} or epoch {epoch}")
-    return epoch, _unpack(MESSAGES[tag], values)
-
-
-_Convert = Callable[[Any], Any]
-_Codec = tuple[str, _Convert, _Convert]  # field name, to the wire, from the wire
-
-
-def _pack(kind: type, message: object) -> list[Any]:
-    out = []
-    for name, put, _ in _CODECS[kind]:
-        try:
-            out.append(put(getattr(message, name)))
-        except MessageError as error:
-            raise MessageError(f"{kind.__name__}.{name}: {error}") from None
-    return out
-
-
-def _unpack(kind: type, values: list[Any]) -> Any:
-    codecs = _CODECS[kind]
-    if len(values) != len(codecs):
-        raise MessageError(f"{kind.__name__} has {len(codecs)} fields, got {len(values)}")
-    out = []
-    for (name, _, get), value in zip(codecs, values):
-        try:
-            out.append(get(value))
-        except MessageError as error:
-            raise MessageError(f"{kind.__name__}.{name}: {error}") from None
-    return kind(*out)
+    return _CODEC.decode(data)
 
 
 def _same_length(message: object, *names: str) -> None:
     lengths = {name: len(getattr(message, name)) for name in names}
     if len(set(lengths.values())) > 1:
         raise MessageError(f"{type(message).__name__}: lengths differ: {lengths}")
-
-
-def _codec(annotation: Any) -> tuple[_Convert, _Convert]:
-    """(to the wire, from the wire) of one annotation."""
-    if get_origin(annotation) is Annotated:
-        base, detail = get_args(annotation)
-        return _array(np.dtype(detail)) if base is np.ndarray else _integer(detail)
-    if get_origin(annotation) is list:
-        put, get = _codec(get_args(annotation)[0])
-        return (lambda xs: [put(x) for x in xs]), (lambda xs: [get(x) for x in _exactly(list, xs)])
-    if annotation in (str, bool):
-        return (lambda x: _exactly(annotation, x),) * 2
-    if annotation is float:
-        return (lambda x: float(x)), (lambda x: _exactly(float, x))
-    return (lambda x: _pack(annotation, x)), (lambda x: _unpack(annotation, _exactly(list, x)))
-
-
-def _exactly(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise MessageError(f"wants {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _integer(bounds: Range) -> tuple[_Convert, _Convert]:
-    def check(value: Any) -> int:
-        if type(value) is not int or not bounds.low <= value <= bounds.high:
-            raise MessageError(f"wants an integer from {bounds.low} to {bounds.high}, got {value!r}")
-        return value
-
-    return (lambda value: check(int(value))), check
-
-
-def _array(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:
-    def put(value: Any) -> bytes:
-        array = np.asarray(value)
-        if array.ndim != 1 or not (array.dtype == dtype or array.size == 0):
-            raise MessageError(f"wants a 1-d array of {dtype.name}, got {array.dtype.name} {array.shape}")
-        return array.astype(dtype, copy=False).tobytes()
-
-    def get(value: Any) -> np.ndarray:
-        data: bytes = _exactly(bytes, value)
-        if len(data) % dtype.itemsize:
-            raise MessageError(f"{len(data)} bytes are no array of {dtype.name}")
-        return np.frombuffer(data, dtype)
-
-    return put, get
-
-
-def _build(kind: type) -> list[_Codec]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [(field.name, *_codec(hints[field.name])) for field in fields(kind)]
-
-
-_TAGS = {kind: tag for tag, kind in enumerate(MESSAGES)}
-_CODECS: dict[type, list[_Codec]] = {kind: _build(kind) for kind in (*MESSAGES, Sampling)}

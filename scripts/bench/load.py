@@ -57,7 +57,9 @@ def throughput(url: str, batch: list[list[int]], output_tokens: int, **more: Any
     """Output tokens per second of the whole batch sent at once."""
 
     async def run() -> float:
-        async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(
+            base_url=url, timeout=600, trust_env=False, limits=httpx.Limits(max_connections=None)
+        ) as client:
             began = time.perf_counter()
             await asyncio.gather(*(complete(client, prompt, output_tokens, **more) for prompt in batch))
             return len(batch) * output_tokens / (time.perf_counter() - began)

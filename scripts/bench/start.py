@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Seconds from the command to the ready line, median of several starts.
 
-    python scripts/bench/start.py [--starts 3] [LAUNCH FLAGS, such as --model demo --tp 2]
+python scripts/bench/start.py [--starts 3] [LAUNCH FLAGS, such as --model demo --tp 2]
 """
 
 from __future__ import annotations

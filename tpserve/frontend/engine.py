@@ -11,12 +11,13 @@ import time
 import zmq
 import zmq.asyncio
 
+from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
 from tpserve.frontend.errors import ApiError, EngineFault, InvalidRequest, Unavailable
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.records import Choice, Generation, Record, new_record
 from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Abort, Finish, Message, MessageError, Refused, Stats, Submit, Tokens, decode, encode
+from tpserve.messages import Abort, Finish, Message, Refused, Stats, Submit, Tokens, decode, encode
 
 logger = logging.getLogger("tpserve")
 

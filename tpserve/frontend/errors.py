@@ -1,11 +1,11 @@
 """Every error an HTTP client can get, and OpenAI's shape for it.
 
-    ApiError
-    ├── InvalidRequest   400  the body is wrong; `param` names the field
-    ├── UnknownModel     404
-    ├── BodyTooLarge     413
-    ├── Unavailable      503  not now: try again, or elsewhere
-    └── EngineFault      500  the request failed through no fault of the client
+ApiError
+├── InvalidRequest   400  the body is wrong; `param` names the field
+├── UnknownModel     404
+├── BodyTooLarge     413
+├── Unavailable      503  not now: try again, or elsewhere
+└── EngineFault      500  the request failed through no fault of the client
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ from fastapi import FastAPI
 
 from tpserve.board import Board
 from tpserve.child import Charge, Control
+from tpserve.codec import MessageError
 from tpserve.frontend import template
 from tpserve.frontend.app import Service, create_app
 from tpserve.frontend.engine import Engine
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Drained, Message, MessageError, Ready, Stop, Up, decode, encode
+from tpserve.messages import Drained, Message, Ready, Stop, Up, decode, encode
 
 logger = logging.getLogger("tpserve")
 

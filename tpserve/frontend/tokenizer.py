@@ -17,10 +17,17 @@ _MOST_SHRINK = 4  # Unicode normal forms make no more than four bytes one (a mat
 
 
 class Tokenizer:
-    """A tokenizer.json, without the truncation and padding that it may ask for."""
+    """A tokenizer.json, without the truncation and padding it may ask for.
+
+    Raises UserError when there is none, or one that decodes in a way that is not built.
+    """
 
     def __init__(self, folder: Path):
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        file = folder / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{file}: no tokenizer can be read from it: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()

@@ -46,17 +46,22 @@ class Arrangement:
 def arrange(
     starts: np.ndarray, counts: np.ndarray, tables: np.ndarray, page_size: int, device: torch.device, dtype: torch.dtype
 ) -> Arrangement:
-    """Group rows; row r has `counts[r]` tokens from position `starts[r]` and its pages in `tables[r]` (rows, pages)."""
+    """Group rows; row r has `counts[r]` tokens from position `starts[r]` and its pages in `tables[r]` (rows, pages).
+
+    The places of a row's last page behind its tokens must hold finite values.
+    """
     lengths = starts.astype(np.int64) + counts
     pages = -(-lengths // page_size)
     first = np.cumsum(counts, dtype=np.int64) - counts
 
     def single(rows: np.ndarray) -> SingleRows:
         most = int(pages[rows].max())
+        # Padding repeats the row's own first page: a foreign one could hold NaN, which no mask keeps out.
+        table = np.where(np.arange(most) < pages[rows, None], tables[rows, :most], tables[rows, :1])
         mask = np.where(np.arange(most * page_size) < lengths[rows, None], np.float32(0), np.float32(-np.inf))
         return SingleRows(
             torch.from_numpy(first[rows]).to(device),
-            torch.from_numpy(tables[rows, :most].reshape(-1)).to(device),
+            torch.from_numpy(table.reshape(-1)).to(device),
             torch.from_numpy(mask).to(device, dtype)[:, None, None, :],
         )
 

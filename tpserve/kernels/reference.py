@@ -42,6 +42,12 @@ def write_kv(pool: Tensor, slots: Tensor, values: Tensor) -> None:
     pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, values.to(pool.dtype))
 
 
+def clear_kv(pools: Tensor, slots: Tensor) -> None:
+    """Zero the keys and values at flat token slots in all layers of pools (layers, 2, pages, page_size, ...)."""
+    if len(slots):
+        pools.flatten(2, 3).index_fill_(2, slots, 0)
+
+
 def copy_pages(pools: Tensor, source: Tensor, target: Tensor) -> None:
     """Copy whole pages of pools (layers, 2, pages, ...) in all layers; no target is a source."""
     pools.index_copy_(2, target, pools.index_select(2, source))

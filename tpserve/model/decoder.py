@@ -95,7 +95,9 @@ class Decoder:
         if bias is not None:
             x.add_(bias)
 
-    def _attention(self, layer: int, hidden: Tensor, step: StepInputs, cos: Tensor, sin: Tensor, pools: Tensor) -> Tensor | None:
+    def _attention(
+        self, layer: int, hidden: Tensor, step: StepInputs, cos: Tensor, sin: Tensor, pools: Tensor
+    ) -> Tensor | None:
         weights, held = self.weights.layers[layer], self.shard.layers[layer]
         if weights.wqkv is None or weights.wo is None:
             return None

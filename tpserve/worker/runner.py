@@ -55,6 +55,8 @@ class Runner:
         if len(plan.copy_to):
             ops.copy_pages(self.pools, self._index(plan.copy_from), self._index(plan.copy_to))
         tokens = self.slots.begin(plan)
+        # Masked places still enter the products, and what a page held before may be NaN: 0 * NaN is not 0.
+        ops.clear_kv(self.pools, self._index(tokens.tails))
         inputs = self._inputs(tokens)
         prepared, waited = time.perf_counter(), collectives.seconds
 
@@ -79,7 +81,12 @@ class Runner:
         if len(tokens.fed):
             ids.index_copy_(0, self._index(tokens.fed), self.slots.last_ids.index_select(0, self._index(tokens.fed_slots)))
         rows = attention.arrange(
-            tokens.starts, tokens.counts, self.slots.tables[tokens.slots], self.slots.page_size, self.device, self.decoder.compute
+            tokens.starts,
+            tokens.counts,
+            self.slots.tables[tokens.slots],
+            self.slots.page_size,
+            self.device,
+            self.decoder.compute,
         )
         return StepInputs(ids, self._index(tokens.positions), self._index(tokens.kv_slots), rows)
 

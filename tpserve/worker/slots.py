@@ -27,6 +27,7 @@ class StepTokens:
     ids: np.ndarray
     fed: np.ndarray
     fed_slots: np.ndarray
+    tails: np.ndarray
 
 
 class Slots:
@@ -69,11 +70,21 @@ class Slots:
             ids=ids,
             fed=(stops - 1)[from_slot],
             fed_slots=slots[from_slot],
+            tails=self._tails(slots, starts, starts + counts, (plan.flags & Row.FIRST) != 0),
         )
 
     def end(self, tokens: StepTokens) -> None:
         """The tokens' keys and values are in the pool."""
         self.lengths[tokens.slots] += tokens.counts
+
+    def _tails(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """The unused places of last pages that were another sequence's, or a copy, until now."""
+        last_page = (ends - 1) // self.page_size
+        entered = first | (starts <= last_page * self.page_size)
+        unused = ((last_page + 1) * self.page_size - ends)[entered]
+        row = np.repeat(np.flatnonzero(entered), unused)
+        offset = np.arange(len(row)) - np.repeat(np.cumsum(unused) - unused, unused)
+        return self.tables[slots[row], last_page[row]] * self.page_size + ends[row] % self.page_size + offset
 
     def _admit(self, slots: np.ndarray, plan: StepPlan) -> None:
         self.lengths[slots] = plan.starts

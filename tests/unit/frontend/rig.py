@@ -28,7 +28,7 @@ from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.process import http_server
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Abort, Finish, Message, Submit, Tokens, decode, encode
+from tpserve.messages import Finish, Message, Submit, Tokens, decode, encode
 
 EPOCH = 4
 LIMIT_S = 10.0

@@ -14,7 +14,7 @@ from tpserve.deployment import Deployment
 from tpserve.frontend.app import MAX_BODY_BYTES
 from tpserve.messages import Abort, Finish, Refused, Stop, Submit
 
-TEXTS = ["the 😀 🎉 👩‍👩‍👧‍👦", "你好，世界。", "e\u0301 नमस्ते", " leading", "  two   three    ", "a\n\n\nb", "a \ufffd"]
+TEXTS = ["the 😀 🎉 👩‍👩‍👧‍👦", "你好世界。", "e\u0301 नमस्ते", " leading", "  two   three    ", "a\n\n\nb", "a \ufffd"]
 
 
 def joined(chunks: list[dict[str, Any]], index: int = 0) -> str:
@@ -44,7 +44,9 @@ async def test_completion_asks_for_what_its_body_says(deployment: Deployment) ->
 
 
 @in_loop
-@pytest.mark.parametrize(("asked", "granted"), [({}, 97), ({"max_tokens": None}, 97), ({"max_tokens": 10**30}, 97), ({"max_tokens": 5}, 5)])
+@pytest.mark.parametrize(
+    ("asked", "granted"), [({}, 97), ({"max_tokens": None}, 97), ({"max_tokens": 10**30}, 97), ({"max_tokens": 5}, 5)]
+)
 async def test_limit_is_the_room_left_at_most(deployment: Deployment, asked: dict[str, Any], granted: int) -> None:
     async with rig(deployment) as r:
         sent = r.complete(prompt=[5, 6, 7], **asked)
@@ -195,7 +197,9 @@ async def test_text_reaches_the_client_as_it_comes(deployment: Deployment) -> No
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_string_ends_the_choice_and_frees_it(deployment: Deployment, stream: bool) -> None:
     async with rig(deployment) as r:
-        sent = r.complete(stop=["fox j", "never"], stream=stream, n=2, stream_options={"include_usage": True} if stream else None)
+        sent = r.complete(
+            stop=["fox j", "never"], stream=stream, n=2, stream_options={"include_usage": True} if stream else None
+        )
         submit = await r.coordinator.next(Submit)
         ids = r.ids("the fox jumps")
         await r.coordinator.generate(submit, ids, choice=0)
@@ -290,7 +294,9 @@ async def test_fault_in_one_requests_text_fails_it_alone(deployment: Deployment,
 
 
 @in_loop
-async def test_fault_in_making_a_prompt_fails_that_request_alone(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fault_in_making_a_prompt_fails_that_request_alone(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with rig(deployment) as r:
         monkeypatch.setattr(r.tokenizer, "encode", lambda *_: 1 / 0)
         response = await r.complete()
@@ -316,7 +322,9 @@ async def test_body_with_an_error_is_400_with_its_field_and_the_next_is_served(d
         response = await r.complete(temperature=-1)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "temperature"
-        assert (await r.client.post("/v1/completions", content=b'{"prompt": "x", "top_p": NaN}')).json()["error"]["param"] == "top_p"
+        assert (await r.client.post("/v1/completions", content=b'{"prompt": "x", "top_p": NaN}')).json()["error"][
+            "param"
+        ] == "top_p"
         assert (await r.client.post("/v1/completions", content=b"{")).status_code == 400
         assert (await r.complete(prompt=[310])).status_code == 400
         assert (await r.complete(prompt=[5] * 100)).json()["error"]["code"] == "context_length_exceeded"
@@ -408,13 +416,17 @@ def test_records_can_be_asked_for_again_from_where_they_are(deployment: Deployme
         async with rig(deployment) as r:
             sent = r.complete(n=3, seed=9)
             submit = await r.coordinator.next(Submit)
-            await r.coordinator.tokens(*((submit.request, c, 5 + c, Finish.LENGTH if c == 1 else Finish.NONE) for c in range(3)))
+            await r.coordinator.tokens(
+                *((submit.request, c, 5 + c, Finish.LENGTH if c == 1 else Finish.NONE) for c in range(3))
+            )
             record = r.engine._records[submit.request]
             while record.open_choices == 3:
                 await asyncio.sleep(0)
             again = record.submit()
             assert (again.choices.tolist(), [ids.tolist() for ids in again.generated]) == ([0, 2], [[5], [7]])
-            assert dataclasses.replace(again, choices=submit.choices, generated=submit.generated).max_tokens == submit.max_tokens
+            assert (
+                dataclasses.replace(again, choices=submit.choices, generated=submit.generated).max_tokens == submit.max_tokens
+            )
             await r.coordinator.tokens(*((submit.request, c, 9, Finish.LENGTH) for c in (0, 2)))
             await sent
 

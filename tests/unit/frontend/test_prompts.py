@@ -47,7 +47,7 @@ def test_id_beyond_the_vocabulary_is_refused_with_its_number(maker: PromptMaker,
 
 def test_prompt_must_leave_room_for_one_token(maker: PromptMaker) -> None:
     assert len(ids(maker, [5] * 99)[0]) == 99
-    with pytest.raises(InvalidRequest, match="has 100 tokens; .* 100") as caught:
+    with pytest.raises(InvalidRequest, match=r"has 100 tokens; .* 100") as caught:
         ids(maker, [5] * 100)
     assert caught.value.code == "context_length_exceeded"
 
@@ -56,7 +56,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(maker: PromptMak
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
     with pytest.raises(InvalidRequest, match="at least"):
         ids(maker, "x" * 10_000)
-    with pytest.raises(InvalidRequest, match="messages: .*at least"):
+    with pytest.raises(InvalidRequest, match=r"messages: .*at least"):
         chat(maker, {"role": "user", "content": "x" * 10_000})
 
 

@@ -28,7 +28,9 @@ def refusal(make: Any, **fields: Any) -> InvalidRequest:
     return caught.value
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"a": 1,}', b"{'a': 1}", b'{"a":"\\ud800"}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"a": 1,}', b"{'a': 1}", b'{"a":"\\ud800"}']
+)
 def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body"):
         parse_json(body)
@@ -199,7 +201,8 @@ def test_choices_of_all_prompts_together_are_bounded() -> None:
 @pytest.mark.parametrize(
     "messages",
     [
-        [], None, "hi", [5], [{}], [{"role": "user"}], [{"content": "x"}], [{"role": 5, "content": "x"}], [{"role": "", "content": ""}],
+        [], None, "hi", [5], [{}], [{"role": "user"}], [{"content": "x"}],
+        [{"role": 5, "content": "x"}], [{"role": "", "content": ""}],
         [{"role": "user", "content": 5}], [{"role": "user", "content": None}], [{"role": "user", "content": []}],
         [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "noise", "text": "x"}]}],
         [{"role": "user", "content": [5]}], [{"role": "user", "content": "x", "colour": "red"}],
@@ -223,7 +226,10 @@ def test_text_parts_are_one_text() -> None:
 
 def test_message_as_the_openai_client_returns_it_is_accepted() -> None:
     nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
-    assert chat(messages=[*HI, {"role": "assistant", "content": "ok", **nothing}]).messages[1] == {"role": "assistant", "content": "ok"}
+    assert chat(messages=[*HI, {"role": "assistant", "content": "ok", **nothing}]).messages[1] == {
+        "role": "assistant",
+        "content": "ok",
+    }
 
 
 def test_name_of_a_speaker_reaches_the_template() -> None:

@@ -79,7 +79,12 @@ def test_file_of_its_own_goes_before_the_configuration(tmp_path: Path) -> None:
 
 
 def test_special_tokens_may_be_strings_or_objects(tmp_path: Path) -> None:
-    config = {"chat_template": "{{ bos_token }}{{ eos_token }}", "bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
+    config = {
+        "chat_template": "{{ bos_token }}{{ eos_token }}",
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>"},
+        "pad_token": None,
+    }
     loaded = template.load(folder(tmp_path, config))
     assert loaded is not None
     assert loaded.render(HI) == "<s></s>"

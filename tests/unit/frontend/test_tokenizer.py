@@ -71,6 +71,14 @@ def test_byte_fallback_and_marked_spaces_become_bytes(tmp_path: Path) -> None:
     assert [tokenizer.piece(id_) for id_ in (257, 259, 0xF0 + 1)] == [b" the", b" ", b"\xf0"]
 
 
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_file_that_is_missing_or_no_tokenizer_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: no tokenizer"):
+        Tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.CTC(), None, decoders.Strip(" ", 0, 1)])
 def test_a_decoder_that_is_not_built_is_refused_by_name(reference: HfTokenizer, tmp_path: Path, decoder: object) -> None:
     name = "null" if decoder is None else type(decoder).__name__

@@ -36,13 +36,15 @@ def test_attend_over_scattered_pages_equals_attention_over_each_row(
     most = int((-(-(starts + counts) // page_size)).max())
     pages = torch.randperm(len(rows) * most)
     tables = pages.reshape(len(rows), most).numpy()
-    # Large values wherever no row owns the place: one that is read with any weight would show.
-    pools = torch.full((2, len(pages) * page_size, kv_heads, HEAD_DIM), 1e4)
+    # NaN wherever no row has a page, large values behind a row's tokens: one that is read with any weight shows.
+    pools = torch.full((2, len(pages) * page_size, kv_heads, HEAD_DIM), torch.nan)
     expected, queries = [], []
     for table, start, count in zip(tables, starts, counts):
         length = int(start + count)
         places = torch.tensor([int(table[i // page_size]) * page_size + i % page_size for i in range(length)])
         kv = torch.randn(2, length, kv_heads, HEAD_DIM)
+        last = int(table[(length - 1) // page_size]) * page_size
+        pools[:, last : last + page_size] = 1e4
         pools[:, places] = kv
         query = torch.randn(int(count), kv_heads * group, HEAD_DIM)
         queries.append(query)

@@ -84,3 +84,22 @@ def test_begin_over_many_rows_equals_one_row_at_a_time() -> None:
     single = [alone.begin(plan(1, [row])) for row in rows]
     for name in ("positions", "kv_slots", "ids"):
         assert getattr(joined, name).tolist() == np.concatenate([getattr(part, name) for part in single]).tolist()
+
+
+def test_tails_are_the_unused_places_of_pages_that_rows_enter() -> None:
+    slots = make()
+    tokens = slots.begin(
+        plan(
+            1,
+            [
+                dict(slot=0, count=2, flags=FIRST, pages=[7], ids=[1, 2]),
+                dict(slot=1, count=4, flags=FIRST, pages=[3], ids=[1, 2, 3, 4]),
+                dict(slot=2, count=1, flags=FIRST, pages=[5, 6], ids=[9], start=5),  # its second page is a copy
+            ],
+        )
+    )
+    assert tokens.tails.tolist() == [30, 31, 26, 27]
+    slots.end(tokens)
+    decode = SAMPLE | FROM_SLOT
+    rows = [dict(slot=0, flags=decode), dict(slot=1, flags=decode, pages=[2]), dict(slot=2, flags=decode)]
+    assert slots.begin(plan(2, rows)).tails.tolist() == [9, 10, 11]
