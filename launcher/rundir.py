@@ -79,7 +79,7 @@ def _is_dead(path: Path) -> bool:
 
 def _parent() -> Path:
     """The first usable place whose socket paths fit the kernel's limit."""
-    for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
+    for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         fits = place and len(os.fsencode(place)) + len(_LONGEST_NAME) <= _SOCKET_PATH_BYTES
         if place and fits and os.access(place, os.W_OK | os.X_OK):
             return Path(place)

@@ -9,7 +9,7 @@ import platform
 import signal
 import socket
 import time
-from typing import Callable
+from collections.abc import Callable
 
 import setproctitle
 import zmq
@@ -20,6 +20,7 @@ from launcher.progress import LoadProgress
 from launcher.timeline import Timeline
 from tpserve import board
 from tpserve.child import Charge
+from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
 from tpserve.messages import (
     Drained,
@@ -27,7 +28,6 @@ from tpserve.messages import (
     Loaded,
     Loading,
     Message,
-    MessageError,
     Ready,
     Serve,
     Started,
@@ -173,7 +173,7 @@ class Supervisor:
                 board_fd=self.board_fd,
                 deployment=self.deployment,
                 **details,
-            )  # fmt: skip
+            )
         )
         inherited = (self.run_dir.lock_fd,) if role == "frontend" else ()
         self.children[charge.title] = children.spawn(charge, inherited)
@@ -186,7 +186,7 @@ class Supervisor:
             poller.register(source, zmq.POLLIN)
         by_fd = {child.pidfd: child for child in self.children.values()}
         while self.children:
-            events = dict(poller.poll(max(0.0, min(self.deadline - time.monotonic(), 1.0)) * 1000))
+            events = dict(poller.poll(int(1000 * max(0.0, min(self.deadline - time.monotonic(), 1.0))) + 1))
             self._receive_all()  # before deaths: a child's last words say why
             if signals.fileno() in events:
                 for number in signals.recv(64):

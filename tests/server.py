@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import httpx
 import psutil
@@ -83,7 +84,7 @@ class Server:
     def pids(self) -> dict[str, int]:
         """Process id by title without 'tpserve: '."""
         processes = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        titles = {" ".join(process.cmdline()): process.pid for process in processes}
+        titles = {" ".join(process.cmdline()).strip(): process.pid for process in processes}
         return {title.removeprefix("tpserve: "): pid for title, pid in titles.items() if title.startswith("tpserve: ")}
 
     def stop(self, number: int = signal.SIGTERM, limit_s: float = 40.0) -> int:

@@ -11,7 +11,8 @@ import logging
 import os
 import signal
 import traceback
-from typing import Callable, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import setproctitle
 import zmq

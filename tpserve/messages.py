@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
 import numpy as np
 
 from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, MessageError, U8s, U16s, U32s, U64s
@@ -156,7 +157,7 @@ class Logits:
 class Tokens:
     """What one step brought, one entry per id. `cached` is the choice's prompt tokens found in the prefix cache.
 
-    `waits` has one entry per choice whose first chunk was in this step: its seconds since the Submit came.
+    `waits` has one entry per choice planned for the first time since the last message: its seconds in the queue.
     """
 
     step: U64
@@ -166,7 +167,7 @@ class Tokens:
     finishes: U8s
     cached: U32s
     seconds: F32s  # as in StepResult
-    waits: F32s = field(default_factory=lambda: np.empty(0, "<f4"))
+    waits: F32s
 
     def __post_init__(self) -> None:
         _same_length(self, "requests", "choices", "ids", "finishes", "cached")

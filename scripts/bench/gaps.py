@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import time
 
@@ -47,7 +48,7 @@ async def measure(url: str, streams: int, prompt_tokens: int) -> tuple[list[floa
         ended = time.perf_counter()
         stop.set()
         await asyncio.gather(*tasks)
-    gaps = [b - a for times in stamps for a, b in zip(times, times[1:]) if a >= began and b <= ended]
+    gaps = [b - a for times in stamps for a, b in itertools.pairwise(times) if a >= began and b <= ended]
     return gaps, ended - began
 
 

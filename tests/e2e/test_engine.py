@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.server import Server, wait_for
@@ -140,20 +141,24 @@ def test_greedy_step_makes_two_collectives_a_layer_and_one(tiny_server: Server, 
     assert plan_bytes <= steps * (128 + 16) + 200  # the first plan also brings the slot's parameters
 
 
-def test_two_clients_that_hang_up_free_their_pages(tiny_server: Server) -> None:
-    import httpx
+def hang_up(server: Server, body: dict[str, Any]) -> None:
+    """Leave after the first event of a stream, or while a whole answer is being made."""
+    with server.client() as client:
+        if body["stream"]:
+            with client.stream("POST", "/v1/completions", json=body) as response:
+                next(response.iter_text())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=body, timeout=0.3)
 
-    for stream in (True, False):
-        body = {"prompt": random_prompts(1, 20, 21, seed=10)[0], "max_tokens": 900, "ignore_eos": True, "stream": stream}
-        aborted = tiny_server.metric("tpserve_requests_total", finish_reason="abort")
-        with tiny_server.client() as client, pytest.raises((httpx.ReadTimeout, StopIteration)):
-            if stream:
-                with client.stream("POST", "/v1/completions", json=body) as response:
-                    next(response.iter_text())
-                    raise StopIteration
-            client.post("/v1/completions", json=body, timeout=0.3)
-        wait_for(lambda: tiny_server.metric("tpserve_kv_pages_used") == 0, 5, "release of the pages")
-        wait_for(lambda: tiny_server.metric("tpserve_requests_total", finish_reason="abort") == aborted + 1, 5, "count")  # noqa: B023
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_hangs_up_frees_its_pages(tiny_server: Server, stream: bool) -> None:
+    body = {"prompt": random_prompts(1, 20, 21, seed=10)[0], "max_tokens": 900, "ignore_eos": True, "stream": stream}
+    aborted = tiny_server.metric("tpserve_requests_total", finish_reason="abort")
+    hang_up(tiny_server, body)
+    wait_for(lambda: tiny_server.metric("tpserve_kv_pages_used") == 0, 5, "release of the pages")
+    wait_for(lambda: tiny_server.metric("tpserve_requests_total", finish_reason="abort") == aborted + 1, 5, "count")
 
 
 @pytest.mark.parametrize(("size", "named"), [(2, "ranks 0 and 1"), (3, "rank 1 ")])
@@ -169,3 +174,33 @@ def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size
         assert len(errors) == 1
         assert "step 5" in errors[0]
         assert named in errors[0]
+
+
+METRICS = (
+    "requests_running",
+    "requests_waiting",
+    "kv_pages_used",
+    "kv_pages_total",
+    "kv_cache_usage_ratio",
+    "request_wait_seconds_count",
+    "time_to_first_token_seconds_count",
+    "time_per_output_token_seconds_count",
+    "request_latency_seconds_count",
+    "requests_total",
+    "prompt_tokens_total",
+    "generated_tokens_total",
+    "prefix_cache_hit_tokens_total",
+    "preemptions_total",
+    "step_seconds_count",
+    "collectives_total",
+    "plan_bytes_total",
+)
+
+
+def test_every_metric_that_is_promised_is_served(tiny_server: Server) -> None:
+    tiny_server.complete([5, 6, 7], max_tokens=3, ignore_eos=True)
+    values = {name: tiny_server.metric(f"tpserve_{name}") for name in METRICS}
+    finished = values["request_latency_seconds_count"]
+    assert finished > 0
+    assert values["request_wait_seconds_count"] >= finished
+    assert values["time_to_first_token_seconds_count"] >= finished

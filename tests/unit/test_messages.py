@@ -22,7 +22,7 @@ VALUES = {  # fields whose values must fit one another
 def strategy(annotation: Any) -> st.SearchStrategy[Any]:
     """Values of a field's annotation; arrays have one length, since parallel arrays must agree."""
     if get_origin(annotation) is Annotated:
-        base, detail = get_args(annotation)
+        _, detail = get_args(annotation)
         if isinstance(detail, Range):
             return st.integers(detail.low, detail.high)
         return st.just(np.arange(3).astype(detail))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Protocol
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from tpserve.checkpoint.headers import scan
 from tpserve.model.decoder import LayerWeights, Weights
 from tpserve.model.families import Param, family, held
 from tpserve.model.spec import ModelSpec
@@ -30,19 +31,16 @@ class Safetensors:
 
     def __init__(self, folder: Path):
         self.requested_bytes = 0
-        self._files = {path.name: safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))}
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            self._where = json.loads(index.read_text())["weight_map"]
-        else:
-            self._where = {name: file for file, opened in self._files.items() for name in opened.keys()}
+        self._stored = scan(folder)
+        self._files = {file: safe_open(file, framework="pt") for file in {stored.file for stored in self._stored.values()}}
 
     def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor:
         """The slice, of the file's dtype; whole tensors are mapped, not copied."""
-        opened = self._files[self._where[tensor]]
-        slices = opened.get_slice(tensor)
-        whole = [len(span) for span in spans] == slices.get_shape()
-        part = opened.get_tensor(tensor) if whole else slices[tuple(slice(span.start, span.stop) for span in spans)]
+        stored = self._stored[tensor]
+        opened = self._files[stored.file]
+        whole = tuple(map(len, spans)) == stored.shape
+        cut = tuple(slice(span.start, span.stop) for span in spans)
+        part: Tensor = opened.get_tensor(tensor) if whole else opened.get_slice(tensor)[cut]
         self.requested_bytes += part.numel() * part.element_size()
         return part
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import numpy as np
 import zmq
 
 from tpserve.child import Charge, Control
@@ -35,6 +36,7 @@ class Coordinator:
         self._beats = charge.beats()
         self._ranks = [str(rank).encode() for rank in range(charge.deployment.settings.tp)]
         self._plan_bytes = self._all_reduces = self._all_gathers = 0
+        self._waits: list[float] = []  # seconds in the queue, of choices planned since the last Tokens
         self._was_idle = True
         self._next_stats_s = 0.0
 
@@ -100,6 +102,7 @@ class Coordinator:
             for frames in _drain(self._plans.recv_multipart):
                 self._take_result(*self._from_worker(frames))
         while (plan := self._scheduler.plan()) is not None:
+            self._waits += self._scheduler.take_waits(time.monotonic())
             self._send_plan(plan)
         self._send_stats()
 
@@ -107,7 +110,7 @@ class Coordinator:
         if message is None:
             return
         if isinstance(message, Submit):
-            refused = self._scheduler.submit(message)
+            refused = self._scheduler.submit(message, time.monotonic())
             if refused is not None:
                 self._to_frontend(refused)
         elif isinstance(message, Abort):
@@ -122,7 +125,9 @@ class Coordinator:
             raise _unexpected(message, f"rank {rank}, while serving")
         self._all_reduces += message.all_reduces
         self._all_gathers += message.all_gathers
-        self._to_frontend(self._scheduler.result(message))
+        tokens = dataclasses.replace(self._scheduler.result(message), waits=np.array(self._waits, np.float32))
+        self._waits.clear()
+        self._to_frontend(tokens)
 
     def _send_plan(self, plan: StepPlan) -> None:
         data = encode(plan, self._charge.epoch)

@@ -59,6 +59,7 @@ class Scheduler:
         self._step = 0
         self._in_flight: deque[_InFlight] = deque()
         self._arrivals = 0
+        self._begun_s: list[float] = []  # arrivals of the choices planned first since `take_waits`
         self._open: dict[int, dict[int, Sequence]] = {}  # request -> choice -> sequence
         self._waiting: list[Sequence] = []  # in order of arrival
         self._running: dict[int, Sequence] = {}  # slot -> sequence, in order of admission
@@ -68,8 +69,11 @@ class Scheduler:
 
     # What comes from the frontend
 
-    def submit(self, submit: Submit) -> Refused | None:
-        """Queue the request's choices, or say why they can never be served. Raises ProtocolError for a malformed one."""
+    def submit(self, submit: Submit, arrived_s: float = 0.0) -> Refused | None:
+        """Queue the request's choices, or say why they can never be served. Raises ProtocolError for a malformed one.
+
+        `arrived_s` is the time, by any clock; `take_waits` gives it back.
+        """
         choices: list[int] = submit.choices.tolist()
         if submit.request in self._open:
             raise ProtocolError(f"request {submit.request} is already open")
@@ -80,7 +84,7 @@ class Scheduler:
             return Refused(submit.request, reason)
         leader = None
         for choice, generated in zip(choices, submit.generated, strict=True):
-            sequence = self._sequence(submit, choice, generated, leader)
+            sequence = self._sequence(submit, choice, generated, leader, arrived_s)
             leader = leader or sequence
             self._waiting.append(sequence)
             self._open.setdefault(submit.request, {})[choice] = sequence
@@ -113,6 +117,12 @@ class Scheduler:
         self._in_flight.append(_InFlight(plan.step, draft.sampled))
         return plan
 
+    def take_waits(self, now_s: float) -> list[float]:
+        """Seconds in the queue of each choice that was planned for the first time since the last call."""
+        waits = [now_s - arrived_s for arrived_s in self._begun_s]
+        self._begun_s.clear()
+        return waits
+
     def result(self, result: StepResult) -> Tokens:
         """Take in the ids of the oldest plan in flight. Raises ProtocolError when the result is not that plan's."""
         if not self._in_flight or self._in_flight[0].step != result.step:
@@ -142,6 +152,7 @@ class Scheduler:
             finishes=np.asarray(finishes),
             cached=np.array([sequence.cached for sequence in live], np.uint32),
             seconds=result.seconds,
+            waits=np.empty(0, np.float32),  # a clock's matter: the process fills it in
         )
 
     @property
@@ -178,7 +189,9 @@ class Scheduler:
 
     # Arrival and end
 
-    def _sequence(self, submit: Submit, choice: int, generated: np.ndarray, leader: Sequence | None) -> Sequence:
+    def _sequence(
+        self, submit: Submit, choice: int, generated: np.ndarray, leader: Sequence | None, arrived_s: float
+    ) -> Sequence:
         ids = array("i", submit.prompt.tobytes())
         ids.frombytes(generated.tobytes())
         self._arrivals += 1
@@ -186,6 +199,7 @@ class Scheduler:
             request=submit.request,
             choice=choice,
             arrival=self._arrivals,
+            arrived_s=arrived_s,
             ids=ids,
             num_prompt=len(submit.prompt),
             max_len=self._capacity.max_len(submit),
@@ -313,6 +327,7 @@ class Scheduler:
         slot = self._free_slots.pop()
         if sequence.cached is None:
             self._prefix_hit_tokens += min(prefix.tokens, sequence.num_prompt)
+            self._begun_s.append(sequence.arrived_s)
         sequence.start(slot, prefix.pages + new_pages, prefix.tokens, self._page_size)
         self._running[slot] = sequence
         self._plan_chunk(draft, sequence, first=True)

@@ -19,6 +19,7 @@ class Sequence:
     request: int
     choice: int
     arrival: int  # order of arrival among all sequences
+    arrived_s: float  # when
     ids: array[int]  # of type 'i': prompt and generated
     num_prompt: int
     max_len: int  # most ids it may come to have

@@ -1,5 +1,6 @@
 """``python -m tpserve.frontend FD``: started by the launcher only."""
 
+import os
 import sys
 
 import zmq
@@ -19,4 +20,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # not waiting for threads: a prompt may still be in the making, for nobody

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -21,7 +22,7 @@ from tpserve.deployment import Deployment
 from tpserve.frontend import health, schema
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer, model_list
 from tpserve.frontend.engine import Engine
-from tpserve.frontend.errors import ApiError, BodyTooLarge, EngineFault, UnknownModel, error_body
+from tpserve.frontend.errors import ApiError, BodyTooLarge, EngineFault, InvalidRequest, UnknownModel, error_body
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.records import Generation
@@ -41,7 +42,7 @@ class Service:
     engine: Engine
     metrics: Metrics
     prompts: PromptMaker
-    executor: Executor  # where prompts are made
+    executor: Executor  # where bodies become prompts
 
     def health(self) -> health.Health:
         """The state now."""
@@ -91,16 +92,23 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _generate(service: Service, request: Request, to_request: _ToRequest, answer: type[Answer]) -> Response:
-    """Both endpoints: body to request to prompts, and the response that generates."""
+    """Both endpoints: the body becomes a request and its prompts, off the event loop; the response then generates."""
     arrived = time.monotonic()
     service.engine.check_open()
-    deployment = service.deployment
-    body = schema.parse_json(await _read_body(request))
-    model = _model(body.get("model"), deployment.served_names)
-    wanted = to_request(body, deployment.settings.seed, deployment.spec.vocab_size)
-    prompts = await asyncio.get_running_loop().run_in_executor(service.executor, service.prompts.prompts, wanted)
+    body = await _read_body(request)
+    loop = asyncio.get_running_loop()
+    model, wanted, prompts = await loop.run_in_executor(service.executor, _understand, service, body, to_request)
     generation = Generation(wanted, prompts, arrived)
-    return GenerationResponse(service.engine, generation, answer(model=model, include_usage=wanted.include_usage))
+    return GenerationResponse(service.engine, generation, answer(model, wanted.include_usage))
+
+
+def _understand(service: Service, body: bytes, to_request: _ToRequest) -> tuple[str, schema.GenerateRequest, list[np.ndarray]]:
+    """The name to answer under, the request, and the ids of its prompts. Raises ApiError."""
+    deployment = service.deployment
+    fields = schema.parse_json(body)
+    model = _model(fields.get("model"), deployment.served_names)  # before all else: it may be another server's request
+    wanted = to_request(fields, deployment.settings.seed, deployment.spec.vocab_size)
+    return model, wanted, service.prompts.prompts(wanted)
 
 
 async def _read_body(request: Request) -> bytes:
@@ -120,7 +128,9 @@ def _model(asked: object, served_names: tuple[str, ...]) -> str:
     """The name to answer under; the first when none is asked for."""
     if asked is None:
         return served_names[0]
-    if isinstance(asked, str) and asked in served_names:
+    if not isinstance(asked, str):
+        raise InvalidRequest("model: must be a string", "model")
+    if asked in served_names:
         return asked
     raise UnknownModel(f"the model {asked!r} is not served here; served: {', '.join(served_names)}", "model", "model_not_found")
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import shutil
 import socket
 from collections.abc import Coroutine, Iterator
@@ -39,6 +40,8 @@ _MAX_HEADER_BYTES = 64 * 1024
 
 def serve(charge: Charge, control: Control, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """Serve until the launcher says stop, or is gone."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each open stream is a descriptor
     asyncio.run(Frontend(charge, control, context).run())
 
 

@@ -52,6 +52,7 @@ class Generation:
     def __init__(self, request: GenerateRequest, prompts: Sequence[np.ndarray], arrived: float):
         self.request = request
         self.prompts = prompts  # int32
+        self.patterns = [StopPattern(stop) for stop in request.stop]
         self.arrived = arrived  # monotonic seconds
         self.records: list[Record] = []
         self.error: ApiError | None = None
@@ -122,7 +123,6 @@ class Record:
 def new_record(generation: Generation, place: int, number: int, tokenizer: Tokenizer, deployment: Deployment) -> Record:
     """The record of the generation's prompt `place`. Choices are indexed prompt by prompt."""
     request, prompt = generation.request, generation.prompts[place]
-    patterns = [StopPattern(stop) for stop in request.stop]
     hidden_ids = tokenizer.special_ids if request.skip_special_tokens else frozenset()
     room = deployment.max_model_len - len(prompt)
     return Record(
@@ -131,6 +131,8 @@ def new_record(generation: Generation, place: int, number: int, tokenizer: Token
         prompt=prompt,
         max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
         stop_ids=np.array(() if request.ignore_eos else deployment.stop_ids, "<i4"),
-        choices=[Choice(place * request.n + i, i, AnswerText(tokenizer, patterns, hidden_ids)) for i in range(request.n)],
+        choices=[
+            Choice(place * request.n + i, i, AnswerText(tokenizer, generation.patterns, hidden_ids)) for i in range(request.n)
+        ],
         open_choices=request.n,
     )

@@ -33,9 +33,9 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError for an error that comes before the first byte."""
-        self._engine.submit(self._generation)
         watch = asyncio.create_task(self._watch(receive))
         try:
+            self._engine.submit(self._generation)
             if self._generation.request.stream:
                 await self._stream(send)
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from tpserve.frontend import neutral
 from tpserve.frontend.errors import InvalidRequest
@@ -160,7 +160,7 @@ class _Generate(_Strict):
 class CompletionBody(_Generate):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
 
 
 class ChatBody(_Generate):

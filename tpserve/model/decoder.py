@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tpserve.kernels import attention, reference as ops
+from tpserve.kernels import attention
+from tpserve.kernels import reference as ops
 from tpserve.model.rotary import RotaryTable
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.collectives import Collectives

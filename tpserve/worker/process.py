@@ -14,8 +14,9 @@ import zmq
 from tpserve.board import Writer
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.child import Charge, Control
+from tpserve.codec import MessageError
 from tpserve.memory import page_bytes, pages_for
-from tpserve.messages import Hello, Loaded, Loading, Logits, MessageError, Ready, Serve, StepPlan, StepResult, decode, encode
+from tpserve.messages import Hello, Loaded, Loading, Logits, Ready, Serve, StepPlan, StepResult, decode, encode
 from tpserve.model.decoder import Decoder
 from tpserve.parallel.collectives import Collectives, open_collectives
 from tpserve.parallel.partition import partition, weight_params

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpserve.kernels import attention, reference as ops
+from tpserve.kernels import attention
+from tpserve.kernels import reference as ops
 from tpserve.messages import Row, StepPlan
 from tpserve.model.decoder import Decoder, StepInputs
 from tpserve.worker.sampler import Sampler, SamplingRows

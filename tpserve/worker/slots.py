@@ -54,9 +54,9 @@ class Slots:
         self._append_pages(slots, plan)
         starts = self.lengths[slots]
         stops = np.cumsum(counts)
-        row = np.repeat(np.arange(len(slots)), counts)
-        positions = np.arange(len(row)) - (stops - counts)[row] + starts[row]
-        page, offset = np.divmod(positions, self.page_size)
+        row, offset = _ragged(counts)
+        positions = starts[row] + offset
+        page, place = np.divmod(positions, self.page_size)
         from_slot = (plan.flags & Row.FROM_SLOT) != 0
         ids = np.zeros(len(row), np.int64)
         ids[~from_slot[row]] = plan.ids
@@ -66,7 +66,7 @@ class Slots:
             counts=counts,
             last=stops - 1,
             positions=positions,
-            kv_slots=self.tables[slots[row], page] * self.page_size + offset,
+            kv_slots=self.tables[slots[row], page] * self.page_size + place,
             ids=ids,
             fed=(stops - 1)[from_slot],
             fed_slots=slots[from_slot],
@@ -81,10 +81,9 @@ class Slots:
         """The unused places of last pages that were another sequence's, or a copy, until now."""
         last_page = (ends - 1) // self.page_size
         entered = first | (starts <= last_page * self.page_size)
-        unused = ((last_page + 1) * self.page_size - ends)[entered]
-        row = np.repeat(np.flatnonzero(entered), unused)
-        offset = np.arange(len(row)) - np.repeat(np.cumsum(unused) - unused, unused)
-        return self.tables[slots[row], last_page[row]] * self.page_size + ends[row] % self.page_size + offset
+        row, offset = _ragged(np.where(entered, (last_page + 1) * self.page_size - ends, 0))
+        tails: np.ndarray = self.tables[slots[row], last_page[row]] * self.page_size + ends[row] % self.page_size + offset
+        return tails
 
     def _admit(self, slots: np.ndarray, plan: StepPlan) -> None:
         self.lengths[slots] = plan.starts
@@ -98,7 +97,12 @@ class Slots:
 
     def _append_pages(self, slots: np.ndarray, plan: StepPlan) -> None:
         counts = plan.page_counts.astype(np.int64)
-        row = np.repeat(np.arange(len(slots)), counts)
-        offset = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        row, offset = _ragged(counts)
         self.tables[slots[row], self.page_counts[slots[row]] + offset] = plan.pages
         self.page_counts[slots] += counts
+
+
+def _ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(row, offset) of each element when row r has `counts[r]` of them, in row order."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]

@@ -11,7 +11,7 @@ import pytest
 from launcher import rundir
 
 
-@pytest.fixture()
+@pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     short = Path(f"/tmp/t{os.getpid()}-{abs(hash(tmp_path)) % 10**6}")
     short.mkdir()

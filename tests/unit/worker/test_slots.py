@@ -77,9 +77,16 @@ def test_begin_over_many_rows_equals_one_row_at_a_time() -> None:
     together, alone = Slots(64, 8, 4, torch.device("cpu")), Slots(64, 8, 4, torch.device("cpu"))
     counts = rng.integers(1, 9, 20)
     rows = [
-        dict(slot=s, count=int(c), flags=FIRST, start=int(rng.integers(0, 9)), ids=rng.integers(0, 99, c), pages=rng.integers(0, 50, 5))
-        for s, c in zip(rng.permutation(64), counts)
-    ]  # fmt: skip
+        dict(
+            slot=slot,
+            count=int(count),
+            flags=FIRST,
+            start=int(rng.integers(0, 9)),
+            ids=rng.integers(0, 99, count),
+            pages=rng.integers(0, 50, 5),
+        )
+        for slot, count in zip(rng.permutation(64), counts, strict=False)
+    ]
     joined = together.begin(plan(1, rows))
     single = [alone.begin(plan(1, [row])) for row in rows]
     for name in ("positions", "kv_slots", "ids"):
