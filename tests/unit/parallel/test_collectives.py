@@ -134,4 +134,4 @@ def test_open_where_shared_memory_is_impossible_takes_gloo_and_says_why(
     monkeypatch.setattr(logging.getLogger("tpserve"), "propagate", True)
     opened = open_collectives("shared_memory", 1, 2, limit_s=3.0, store_path="store", memory_fd=memory_fd)
     assert opened == ("gloo", 1, 2, "store", 3.0)
-    assert caplog.messages == [f"collectives go through gloo, not shared memory: {why}"]
+    assert set(caplog.messages) == {f"collectives go through gloo, not shared memory: {why}"}
