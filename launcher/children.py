@@ -73,4 +73,6 @@ def _environment(charge: Charge) -> dict[str, str]:
     if charge.role != "worker":
         return dict(os.environ)
     threads = str(charge.deployment.threads_per_rank)
-    return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    # Huge pages for malloc: a step reads all weights, and with small pages a fifth of the time goes into finding them.
+    tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1")))
+    return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GLIBC_TUNABLES": tunables}

@@ -15,7 +15,6 @@ HEAVY = ("torch", "transformers")
 
 # What of the project a module may import at most; a package stands for all that is in it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "tpserve.codec": (),
     "tpserve.messages": ("tpserve.codec",),
     "tpserve.settings": (),
     "tpserve.board": (),

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tpserve.checkpoint.headers import scan
+from tpserve.kernels.linear import pack
 from tpserve.model.decoder import LayerWeights, Weights
 from tpserve.model.families import Param, family, held
 from tpserve.model.spec import ModelSpec
@@ -95,7 +96,7 @@ class _Loader:
             embed=self._whole(top["embed"]),
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
             norm=self._part(top["norm"], None, torch.float32),  # type: ignore[arg-type]
-            head=head,
+            head=pack(head),
         )
 
     def _layer(self, layer: int) -> LayerWeights:
@@ -106,16 +107,20 @@ class _Loader:
             kept = [part for part in parts if part is not None]
             return torch.cat(kept) if len(kept) > 1 else next(iter(kept), None)
 
+        def product(*names: str) -> Tensor | None:
+            weight = fused(self.storage, *names)
+            return None if weight is None else pack(weight)
+
         return LayerWeights(
             attn_norm=fused(torch.float32, "attn_norm"),  # type: ignore[arg-type]
-            wqkv=fused(self.storage, "wq", "wk", "wv"),
+            wqkv=product("wq", "wk", "wv"),
             bqkv=fused(self.compute, "bq", "bk", "bv"),
-            wo=fused(self.storage, "wo"),
+            wo=product("wo"),
             bo=fused(torch.float32, "bo"),
             mlp_norm=fused(torch.float32, "mlp_norm"),  # type: ignore[arg-type]
-            w_gate_up=fused(self.storage, "w_gate", "w_up"),
+            w_gate_up=product("w_gate", "w_up"),
             b_gate_up=fused(self.compute, "b_gate", "b_up"),
-            w_down=fused(self.storage, "w_down"),
+            w_down=product("w_down"),
             b_down=fused(torch.float32, "b_down"),
         )
 

@@ -69,7 +69,8 @@ def arrange(
         start, count, length = int(starts[row]), int(counts[row]), int(lengths[row])
         mask = None
         if start:
-            mask = torch.ones(count, length, dtype=torch.bool, device=device).tril_(diagonal=start)
+            future = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
+            mask = future.triu_(diagonal=start + 1)
         ids = torch.from_numpy(tables[row, : pages[row]]).to(device)
         return ChunkRow(int(first[row]), int(first[row]) + count, ids, length, mask)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tpserve.kernels import attention
 from tpserve.kernels import reference as ops
+from tpserve.kernels.linear import linear
 from tpserve.model.rotary import RotaryTable
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.collectives import Collectives
@@ -17,7 +18,7 @@ from tpserve.parallel.partition import Shard
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's parameters on this rank; products are (out, in) in the storage dtype, norms and biases float32 or
+    """One layer's parameters on this rank; products are (out, in) in the storage dtype, as `linear.pack` leaves them, norms and biases float32 or
     the compute dtype. A part that the rank does not hold is None."""
 
     attn_norm: Tensor
@@ -86,7 +87,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's columns of the logits (rows, columns), float32, for final hidden states (rows, hidden)."""
-        return ops.linear(hidden, self.weights.head).float()
+        return linear(hidden, self.weights.head).float()
 
     def _add(self, x: Tensor, partial: Tensor | None, bias: Tensor | None) -> None:
         """Reduce a row-parallel layer's partial sums over the ranks and add them to the residual."""
@@ -103,15 +104,15 @@ class Decoder:
         if weights.wqkv is None or weights.wo is None:
             return None
         heads, kv_heads = len(held.q_heads), len(held.kv_heads)
-        qkv = ops.linear(hidden, weights.wqkv, weights.bqkv).view(len(hidden), heads + 2 * kv_heads, -1)
+        qkv = linear(hidden, weights.wqkv, weights.bqkv).view(len(hidden), heads + 2 * kv_heads, -1)
         rotated = ops.rotary(qkv[:, : heads + kv_heads], cos, sin)
         keys, values = pools[layer, 0], pools[layer, 1]
         ops.write_kv(keys, step.kv_slots, rotated[:, heads:])
         ops.write_kv(values, step.kv_slots, qkv[:, heads + kv_heads :])
         mixed = attention.attend(rotated[:, :heads].contiguous(), keys, values, step.rows)
-        return ops.linear(mixed.view(len(hidden), -1), weights.wo)
+        return linear(mixed.view(len(hidden), -1), weights.wo)
 
     def _mlp(self, weights: LayerWeights, hidden: Tensor) -> Tensor | None:
         if weights.w_gate_up is None or weights.w_down is None:
             return None
-        return ops.linear(ops.silu_and_mul(ops.linear(hidden, weights.w_gate_up, weights.b_gate_up)), weights.w_down)
+        return linear(ops.silu_and_mul(linear(hidden, weights.w_gate_up, weights.b_gate_up)), weights.w_down)
