@@ -11,7 +11,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
     """x / rms(x) * weight over the last axis (Zhang and Sennrich 2019); x and weight float32, the result `dtype`."""
     # torch's own rms_norm takes more passes on a CPU.
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight).to(dtype)
+    normed: Tensor = (x * scale).mul_(weight).to(dtype)
+    return normed
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -18,8 +18,11 @@ from tpserve.parallel.partition import Shard
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's parameters on this rank; products are (out, in) in the storage dtype, as `linear.pack` leaves them, norms and biases float32 or
-    the compute dtype. A part that the rank does not hold is None."""
+    """One layer's parameters on this rank; a part that it does not hold is None.
+
+    Products are (out, in) in the storage dtype as `linear.pack` leaves them. Norms and whole biases are
+    float32, biases of a product's columns in the compute dtype.
+    """
 
     attn_norm: Tensor
     wqkv: Tensor | None
