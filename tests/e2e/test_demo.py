@@ -29,7 +29,7 @@ def chat(server: Server, text: str, **body: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def demo(request: pytest.FixtureRequest) -> Iterator[Server]:
     with Server("--model", "demo", "--tp", str(request.param), "--dtype", "float32", "--kv-cache-memory", "256MiB") as server:
         yield server
@@ -66,12 +66,14 @@ def test_demo_sampled_with_a_seed_gives_the_same_text_at_every_size(demo: Server
 SEEDED: dict[int, str] = {}  # by filter; filled at the first TP size, compared at the others
 
 
+@pytest.mark.slow
 def test_demo_default_dtype_is_the_checkpoints_and_answers() -> None:
     with Server("--model", "demo", "--tp", "2", "--kv-cache-memory", "256MiB") as server:
         assert chat(server, "Explain gravity in one sentence.")["choices"][0]["message"]["content"] == GRAVITY
         assert server.text("1, 2, 3, 4, 5,", max_tokens=24, temperature=0) == COUNTING
 
 
+@pytest.mark.slow
 def test_the_flags_that_vllm_users_type_run_as_they_are() -> None:
     flags = "--tensor-parallel-size 2 --dtype half --max-num-seqs 256 --max-model-len 4096 --gpu-memory-utilization 0.9"
     with Server("--model", "demo", *flags.split(), "--kv-cache-memory", "256MiB") as server:

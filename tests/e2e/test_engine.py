@@ -26,6 +26,7 @@ def texts(server: Server, prompts: list[list[int]], **body: Any) -> list[str]:
         return list(pool.map(lambda prompt: server.text(prompt, **{"ignore_eos": True, **body}), prompts))
 
 
+@pytest.mark.slow
 def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: Path, tiny_server: Server) -> None:
     prompts = random_prompts(12, 10, 60)
     expected = [tiny_server.text(prompt, max_tokens=60, temperature=0, ignore_eos=True) for prompt in prompts]
@@ -41,6 +42,7 @@ def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: P
         wait_for(lambda: server.metric("tpserve_kv_pages_used") == 0, 5, "release of all pages")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--no-enable-prefix-caching",), ("--no-enable-chunked-prefill",), ("--block-size", "5")])
 def test_texts_do_not_depend_on_caching_chunking_or_page_size(
     tiny_model: Path, tiny_server: Server, flags: tuple[str, ...]
@@ -64,6 +66,7 @@ def test_cached_prefix_is_counted_in_usage_and_metrics(tiny_server: Server) -> N
     wait_for(lambda: tiny_server.metric("tpserve_prefix_cache_hit_tokens_total") == hits + 64, 5, "metric")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_seeded_text_is_the_same_alone_beside_others_and_at_every_size(
     tiny_model: Path, tiny_server: Server, size: int
@@ -94,6 +97,7 @@ def test_three_choices_differ_and_come_again(tiny_server: Server) -> None:
     assert tiny_server.text(prompt, max_tokens=16, temperature=1, seed=5, ignore_eos=True) == first[0]
 
 
+@pytest.mark.slow
 def test_256_streams_at_once_all_finish(tiny_server: Server) -> None:
     prompts = random_prompts(256, 5, 30, seed=6)
 
@@ -107,6 +111,7 @@ def test_256_streams_at_once_all_finish(tiny_server: Server) -> None:
     assert all(body.rstrip().endswith("data: [DONE]") and body.count('"finish_reason":"length"') == 1 for body in bodies)
 
 
+@pytest.mark.slow
 def test_prompt_lengths_around_the_pool_and_the_limit_answer_or_are_refused(tiny_model: Path) -> None:
     with (
         Server("--model", tiny_model, "--tp", "2", *FLOAT32, "--kv-cache-memory", "200KB") as server,
@@ -161,6 +166,7 @@ def test_client_that_hangs_up_frees_its_pages(tiny_server: Server, stream: bool)
     wait_for(lambda: tiny_server.metric("tpserve_requests_total", finish_reason="abort") == aborted + 1, 5, "count")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "named"), [(2, "ranks 0 and 1"), (3, "rank 1 ")])
 def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size: int, named: str) -> None:
     with Server("--model", tiny_model, "--tp", str(size), *FLOAT32, "--corrupt-id", "1:5") as server:

@@ -81,6 +81,7 @@ def open_streams(server: Server, count: int, max_tokens: int) -> tuple[list[thre
     return threads, bodies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signal_while_idle_ends_cleanly(server: Server, runtime: Path, number: int, status: int) -> None:
     pids = list(server.pids().values())
@@ -108,6 +109,7 @@ def test_sigterm_with_open_streams_drains_them(server: Server, runtime: Path) ->
     assert_clean(runtime, pids, port_of(server))
 
 
+@pytest.mark.slow
 def test_second_sigterm_stops_at_once_with_one_error_event(server: Server, runtime: Path) -> None:
     pids = list(server.pids().values())
     threads, bodies = open_streams(server, 2, 900)
@@ -129,6 +131,7 @@ def test_kill_of_launcher_while_serving_leaves_nothing(server: Server, runtime: 
     assert_clean(runtime, pids, port_of(server))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment_s", [0.0, 0.3, 1.0])
 def test_kill_of_launcher_while_loading_leaves_nothing(tiny_model: Path, runtime: Path, moment_s: float) -> None:
     with Server("--model", tiny_model, "--tp", "2", wait=False) as server:
@@ -141,6 +144,7 @@ def test_kill_of_launcher_while_loading_leaves_nothing(tiny_model: Path, runtime
         wait_for(lambda: not list(runtime.iterdir()), 5, "removal of the run directory")
 
 
+@pytest.mark.slow
 def test_next_start_removes_what_a_server_killed_as_a_whole_left(tiny_model: Path, runtime: Path) -> None:
     with Server("--model", tiny_model, wait=False) as server:
         wait_for(lambda: "frontend" in server.pids(), 20, "frontend")
@@ -152,6 +156,7 @@ def test_next_start_removes_what_a_server_killed_as_a_whole_left(tiny_model: Pat
         second.stop()
 
 
+@pytest.mark.slow
 def test_first_signal_while_loading_stops(tiny_model: Path, runtime: Path) -> None:
     with Server("--model", tiny_model, "--tp", "2", wait=False) as server:
         wait_for(lambda: len(server.pids()) >= 3, 10, "children")
@@ -159,6 +164,7 @@ def test_first_signal_while_loading_stops(tiny_model: Path, runtime: Path) -> No
         assert server.stdout == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker 0/2", "worker 1/2", "coordinator"])
 def test_death_of_a_child_ends_the_server_with_one_line(server: Server, runtime: Path, victim: str) -> None:
     pids = server.pids()
@@ -176,6 +182,7 @@ def test_death_of_a_child_ends_the_server_with_one_line(server: Server, runtime:
     assert_clean(runtime, list(pids.values()), port_of(server))
 
 
+@pytest.mark.slow
 def test_worker_that_fails_while_loading_is_reported_once(tiny_model: Path, runtime: Path, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('this torch is broken')")
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
@@ -209,6 +216,7 @@ def test_eight_servers_started_at_once_all_serve(tiny_model: Path, runtime: Path
             server.__exit__()
 
 
+@pytest.mark.slow
 def test_health_is_not_ready_before_a_completion_can_succeed(tiny_model: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -232,12 +240,14 @@ def test_health_is_not_ready_before_a_completion_can_succeed(tiny_model: Path) -
     assert seen.count(200) == 1
 
 
+@pytest.mark.slow
 def test_server_on_ipv6_loopback_answers(tiny_model: Path) -> None:
     with Server("--model", tiny_model, "--host", "::1", "--dtype", "float32") as server:
         assert "[::1]" in server.url
         assert server.complete(STORY, max_tokens=2)["usage"]["completion_tokens"] <= 2
 
 
+@pytest.mark.slow
 def test_idle_server_uses_little_processor_time(server: Server) -> None:
     server.complete(STORY, max_tokens=8)
     processes = {title: psutil.Process(pid) for title, pid in server.pids().items()}

@@ -56,7 +56,12 @@ def reference(folder: Path) -> list[tuple[list[int], np.ndarray, list[int]]]:
     return out
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW)]
+)
 def group(request: pytest.FixtureRequest, folder: Path) -> Iterator[WorkerGroup]:
     settings = Settings(
         model=str(folder), tp=request.param, dtype="float32", device="cpu", block_size=PAGE, kv_cache_memory=4 * 2**20,

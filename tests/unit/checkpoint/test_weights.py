@@ -23,7 +23,7 @@ def demo() -> tuple[Path, ModelSpec]:
     return folder, llama.spec(json.loads((folder / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_rank_requests_its_slices_and_little_more(demo: tuple[Path, ModelSpec], ranks: int) -> None:
     folder, spec = demo
     for shard in partition(spec, ranks):
