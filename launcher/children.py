@@ -29,16 +29,17 @@ class Child:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
 
-    def has_ended(self) -> bool:
-        """Whether it is over; its status is taken in then."""
-        return self.process.poll() is not None
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it; its status is taken in then."""
+        return (self.process.poll() or 0) < 0
 
     def cause_of_death(self) -> str:
         """How it ended, after it has."""
         status = self.process.wait()
         if status >= 0:
             return f"exit status {status}"
-        return f"killed by signal {-status} ({signal.Signals(-status).name})"
+        names = {number.value: f" ({number.name})" for number in signal.Signals}
+        return f"killed by signal {-status}{names.get(-status, '')}"
 
     def reap(self) -> None:
         """Take in its status, after it has ended, and let go of it."""

@@ -20,7 +20,7 @@ class LoadProgress:
             return
         self._done[rank], self._total[rank] = done_bytes, total_bytes
         if self._bar is None:
-            self._bar = tqdm(desc="weights", unit="B", unit_scale=True, leave=False, file=sys.stderr)
+            self._bar = tqdm(desc="weights", total=1, unit="B", unit_scale=True, leave=False, file=sys.stderr)
         self._bar.total = sum(self._total)
         self._bar.update(sum(self._done) - self._bar.n)
 

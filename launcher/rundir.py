@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from dataclasses import dataclass
@@ -50,19 +51,22 @@ def sweep(parent: Path) -> None:
         if _is_dead(path):
             shutil.rmtree(path, ignore_errors=True)
     for path in parent.glob(f"{_NEW}*"):
-        if _is_ours(path) and time.time() - path.stat().st_mtime > _NEW_AGE_S:
+        age_s = _age_s(path)
+        if age_s is not None and age_s > _NEW_AGE_S:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_ours(path: Path) -> bool:
+def _age_s(path: Path) -> float | None:
+    """Seconds since this directory of ours was changed; None if it is not ours, or has just gone."""
     try:
-        return path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
-    except FileNotFoundError:
-        return False
+        found = path.lstat()
+    except FileNotFoundError:  # renamed or removed by another server that starts at this moment
+        return None
+    return time.time() - found.st_mtime if found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) else None
 
 
 def _is_dead(path: Path) -> bool:
-    if not _is_ours(path):
+    if _age_s(path) is None:
         return False
     try:
         fd = os.open(path / "lock", os.O_RDWR)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import platform
 import signal
 import socket
 import time
@@ -157,7 +156,8 @@ class Supervisor:
         self._spawn("frontend", listen_fd=self.listening.fileno())
         self.listening.close()  # only the frontend answers: a connection must not hang when it is gone
         self._spawn("coordinator")
-        shm_fd = shared_memory(self.deployment)
+        on_one_cpu_host = self.deployment.device == "cpu" and self.deployment.settings.tp > 1
+        shm_fd = segment.create(self.deployment.settings.tp) if on_one_cpu_host else None
         for rank in range(self.deployment.settings.tp):
             self._spawn("worker", rank=rank, shm_fd=shm_fd)
         if shm_fd is not None:
@@ -211,11 +211,9 @@ class Supervisor:
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
             case Failure():
-                # Whoever misses a dead process says so as well; its death is the cause.
-                dead = next((child for child in self.children.values() if child.title != sender and child.has_ended()), None)
-                self._fault(self._death_line(dead) if dead else _failure_line(sender, message, self.state))
-                if message.detail:
-                    logger.debug("%s", message.detail)
+                # Whoever misses a killed process says so as well; that it was killed is the cause.
+                killed = next((child for child in self.children.values() if child.was_killed()), None)
+                self._fault(self._death_line(killed) if killed else _failure_line(sender, message, self.state), message)
             case Loading():
                 self.progress.update(message.rank, message.done_bytes, message.total_bytes)
             case Loaded():
@@ -242,7 +240,8 @@ class Supervisor:
             logger.warning("requests still open after %g s are cut", self.drain_timeout_s)
             self._end("the server is shutting down")
         else:
-            self.children["frontend"].kill()
+            for child in self.children.values():
+                child.kill()
             self.deadline = float("inf")
 
     def _on_death(self, child: Child) -> None:
@@ -250,7 +249,7 @@ class Supervisor:
         child.reap()
         if self.state is State.ENDING:
             return
-        if child.title == "frontend" and self.state is State.DRAINING:
+        if child.title == "frontend" and self.state is State.DRAINING and child.process.returncode == 0:
             self._end()
             return
         self._fault(self._death_line(child))
@@ -266,12 +265,15 @@ class Supervisor:
         """Seconds that open requests get after the first signal."""
         return self.deployment.settings.drain_timeout
 
-    def _fault(self, line: str) -> None:
-        """Say once what went wrong, and end everything with exit status 1."""
+    def _fault(self, line: str, failure: Failure | None = None) -> None:
+        """Say once what went wrong, and end everything: exit status 2 for a user's mistake, else 1."""
         if self.state is State.ENDING:
             return
         logger.error("%s", line)
-        self.status = 1
+        users_mistake = failure is not None and not failure.detail and self.state is State.STARTING
+        if failure is not None and failure.detail and self.deployment.settings.debug:
+            logger.error("%s", failure.detail)
+        self.status = 2 if users_mistake else 1
         self._end(f"the server failed: {line}")
 
     def _end(self, reason: str = "") -> None:
@@ -286,16 +288,6 @@ class Supervisor:
 
     def _send(self, title: str, message: Message) -> None:
         self.control.send_multipart([title.encode(), encode(message, self.epoch)])
-
-
-def shared_memory(deployment: Deployment) -> int | None:
-    """Memory for the collectives of ranks on one CPU host, or None where they go another way.
-
-    Plain stores of two processes are seen in order on x86-64 only.
-    """
-    if deployment.device != "cpu" or deployment.settings.tp == 1 or platform.machine() != "x86_64":
-        return None
-    return segment.create(deployment.settings.tp)
 
 
 def _failure_line(sender: str, failure: Failure, state: State) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
 QUESTION = "Explain gravity in one sentence."
@@ -34,7 +35,7 @@ def main() -> int:
     url = line.removeprefix("ready ").strip()
     try:
         model = ask(url)
-    except OpenAIError as error:
+    except (OpenAIError, httpx.HTTPError) as error:
         print(f"quickstart: no answer from {url}: {error}", file=sys.stderr)
         server.terminate()
         return server.wait() or 1
@@ -61,7 +62,7 @@ def ask(url: str) -> str:
 
 def how_to_go_on(url: str, model: str, pid: int) -> str:
     """What to type next."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Name three fruits."}]})
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Name three fruits."}], "temperature": 0})
     return f"""
 The server goes on. Ask it:  curl --noproxy '*' {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
 Stop it:                     Ctrl-C here, or kill {pid}"""

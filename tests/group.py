@@ -12,11 +12,11 @@ import zmq
 
 from launcher import rundir
 from launcher.children import Child, spawn
-from launcher.supervise import shared_memory
 from tpserve import board
 from tpserve.child import Charge
 from tpserve.deployment import Deployment
 from tpserve.messages import Failure, Hello, Loaded, Logits, Message, Ready, Row, Serve, StepPlan, StepResult, decode, encode
+from tpserve.parallel import segment
 
 LIMIT_S = 60.0
 EPOCH = 3
@@ -41,7 +41,7 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
         slots=of("slot", "<u2"),
         counts=of("count", "<u4", 1),
         flags=of("flags", "<u1"),
-        page_counts=np.array([len(row.get("pages", ())) for row in rows], "<u2"),
+        page_counts=np.array([len(row.get("pages", ())) for row in rows], "<u4"),
         pages=flat("pages"),
         ids=flat("ids"),
         starts=of("start", "<u4", 0, first),
@@ -82,8 +82,9 @@ class WorkerGroup:
         self.plans = self._bind(f"plans.{EPOCH}")
         board_fd = board.create(self.size)
         self.board = board.Board(board_fd)
-        shm_fd = shared_memory(self.deployment)
+        shm_fd = segment.create(self.size) if self.size > 1 else None
         self.children: list[Child] = []
+        self.unread: list[tuple[bytes, Message]] = []
         for rank in range(self.size):
             charge = Charge(
                 role="worker", rank=rank, epoch=EPOCH, run_dir=str(self.run_dir.path), launcher_pid=os.getpid(),
@@ -161,9 +162,14 @@ class WorkerGroup:
 
     def _recv(self, socket: zmq.Socket[bytes]) -> tuple[bytes, Message]:
         deadline = time.monotonic() + LIMIT_S
-        while not socket.poll(100):
+        while not (self.unread and socket is self.control) and not socket.poll(100):
             self.check()
             assert time.monotonic() < deadline, "no message in time"
+        if self.unread and socket is self.control:
+            return self.unread.pop(0)
+        return self._read(socket)
+
+    def _read(self, socket: zmq.Socket[bytes]) -> tuple[bytes, Message]:
         sender, data = socket.recv_multipart()
         message = decode(data)[1]
         if isinstance(message, Failure):
@@ -172,10 +178,8 @@ class WorkerGroup:
 
     def check(self) -> None:
         """Raise WorkerFailed if a worker has reported a failure or has ended."""
-        if self.control.poll(0):
-            message = decode(self.control.recv_multipart()[1])[1]
-            if isinstance(message, Failure):
-                raise WorkerFailed(f"rank {message.rank} at step {message.step}: {message.text}")
+        while self.control.poll(0):
+            self.unread.append(self._read(self.control))
         for child in self.children:
             if child.process.poll() is not None:
                 raise WorkerFailed(f"{child.title} ended with {child.process.returncode}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -50,12 +51,17 @@ class Server:
         ]
         for reader in self._readers:
             reader.start()
-        if self.wait:
-            self.wait_ready()
+        try:
+            if self.wait:
+                self.wait_ready()
+        except BaseException:
+            self.process.kill()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+        running = self.process.poll() is None
+        if running:
             self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(40)
@@ -64,6 +70,8 @@ class Server:
                 raise
         for reader in self._readers:
             reader.join(5)
+        # Who ended before has been looked at by the test; who served until now must have ended well.
+        assert not running or self.process.returncode == 0, self.log
 
     def _read(self, stream: Any, lines: list[str]) -> None:
         for line in stream:
@@ -83,8 +91,10 @@ class Server:
 
     def pids(self) -> dict[str, int]:
         """Process id by title without 'tpserve: '."""
-        processes = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        titles = {" ".join(process.cmdline()).strip(): process.pid for process in processes}
+        titles = {}
+        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # which a zombie counts as
+                titles[" ".join(process.cmdline()).strip()] = process.pid
         return {title.removeprefix("tpserve: "): pid for title, pid in titles.items() if title.startswith("tpserve: ")}
 
     def stop(self, number: int = signal.SIGTERM, limit_s: float = 40.0) -> int:

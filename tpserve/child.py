@@ -7,7 +7,6 @@ charge as JSON; other descriptors that it inherits are named in there.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import traceback
@@ -109,5 +108,4 @@ def run(charge: Charge, control: Control, main: Callable[[], None], step: Callab
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         control.send(Failure(charge.role, charge.rank, step(), " ".join(text.split()), detail))
         control.socket.close()  # lingers until the launcher has it
-        logging.getLogger("tpserve").debug("failed", exc_info=True)
         return 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import traceback
 from collections.abc import Iterator
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -18,7 +20,8 @@ from tpserve import __version__, log, preflight
 from tpserve.listen import listen
 from tpserve.settings import Flag, Settings, UserError, explain
 
-_ENVIRONMENT = "TPSERVE"  # a field's variable is this, an underscore and the field's name in capitals
+_ENVIRONMENT = "TPSERVE_"  # a flag's variable is this and its name in capitals: TPSERVE_MAX_MODEL_LEN
+_OTHER_VARIABLES = {"TPSERVE_CACHE"}  # read elsewhere
 _NOTES = "tpserve.notes"
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -49,7 +52,12 @@ def main() -> int:
     except click.NoSuchOption as error:
         if error.option_name in _NOT_BUILT:
             return _refuse(f"{error.option_name} is not supported yet")
-        return _refuse(f"{error.format_message()} See tpserve launch --help.")
+        nearest = get_close_matches(error.option_name, error.possibilities or (), 1)
+        meant = f"; did you mean {nearest[0]}?" if nearest else "; tpserve launch --help lists the options"
+        return _refuse(f"no such option: {error.option_name}{meant}")
+    except click.UsageError as error:
+        hint = "" if error.ctx is None or error.ctx.info_name == "launch" else " The command is: tpserve launch --model MODEL"
+        return _refuse(error.format_message() + hint)
     except click.ClickException as error:
         return _refuse(error.format_message())
     except click.Abort:
@@ -74,6 +82,7 @@ def _launch(**values: Any) -> int:
     Flags win.
     """
     context = click.get_current_context()
+    _check_environment()
     given = {name: value for name, value in values.items() if _source(name) is not ParameterSource.DEFAULT}
     try:
         return _serve(_settings(given), context.meta.get(_NOTES, []))
@@ -93,7 +102,10 @@ def _serve(settings: Settings, notes: list[str]) -> int:
     logger = log.setup("launcher", settings.log_level)
     for note in (*notes, *deployment.notes):
         logger.warning("%s", note)
-    return supervise(deployment, listening, Timeline())
+    try:
+        return supervise(deployment, listening, Timeline())
+    except OSError as error:  # no room, no descriptors, no processes left
+        raise UserError(f"cannot run a server on this machine: {error}") from error
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -103,8 +115,26 @@ def _settings(given: dict[str, Any]) -> Settings:
         field, wants = explain(error)
         value = shlex.join(given[field]) if isinstance(given[field], tuple) else shlex.quote(str(given[field]))
         if _source(field) is ParameterSource.ENVIRONMENT:
-            raise UserError(f"{_ENVIRONMENT}_{field.upper()}={value}: {wants}") from None
+            raise UserError(f"{_variable(field)}={value}: {wants}") from None
         raise UserError(f"{_flag(Settings.model_fields[field]).names[0]} {value}: {wants}") from None
+
+
+def _check_environment() -> None:
+    """Refuse variables that would be ignored: a misspelt one is as much of a mistake as a misspelt flag."""
+    known = {name for field in Settings.model_fields for name in _variables(_flag(Settings.model_fields[field]))}
+    for name in sorted(set(os.environ) - known - _OTHER_VARIABLES):
+        if name.startswith(_ENVIRONMENT):
+            nearest = get_close_matches(name, known, 1)
+            raise UserError(f"no such setting: {name}" + (f"; did you mean {nearest[0]}?" if nearest else "; unset it"))
+
+
+def _variables(flag: Flag) -> list[str]:
+    return [_ENVIRONMENT + name.lstrip("-").replace("-", "_").upper() for name in flag.names if name.startswith("--")]
+
+
+def _variable(field: str) -> str:
+    """The variable that the field's value came from."""
+    return next(name for name in _variables(_flag(Settings.model_fields[field])) if name in os.environ)
 
 
 def _source(name: str) -> ParameterSource | None:
@@ -150,10 +180,16 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     if field.default not in (None, (), ""):
         text += f"  [{field.default}]" if field.annotation is not bool else f"  [{'on' if field.default else 'off'}]"
     if field.annotation is bool:
-        return click.Option([name, *(f"{n}/--no-{n[2:]}" for n in flag.names)], default=None, help=text, hidden=flag.hidden)
-    several = get_origin(field.annotation) is tuple
+        spelled = [f"{n}/--no-{n[2:]}" for n in flag.names]
+        return click.Option([name, *spelled], default=None, help=text, hidden=flag.hidden, envvar=_variables(flag))
     return click.Option(
-        [name, *flag.names], type=str, multiple=several, metavar=_metavar(field.annotation), help=text, hidden=flag.hidden
+        [name, *flag.names],
+        type=str,
+        multiple=get_origin(field.annotation) is tuple,
+        metavar=_metavar(field.annotation),
+        help=text,
+        hidden=flag.hidden,
+        envvar=_variables(flag),
     )
 
 
@@ -188,7 +224,7 @@ app.add_command(
         callback=_launch,
         params=list(_options()),
         help=_launch.__doc__,
-        context_settings=_HELP | {"auto_envvar_prefix": _ENVIRONMENT, "token_normalize_func": _dashes},
+        context_settings=_HELP | {"token_normalize_func": _dashes},
     )
 )
 

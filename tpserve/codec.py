@@ -9,6 +9,7 @@ costs the same as one about few. Nothing is pickled.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -123,7 +124,12 @@ def _integer(bounds: Range) -> tuple[_Convert, _Convert]:
             raise MessageError(f"wants an integer from {bounds.low} to {bounds.high}, got {value!r}")
         return value
 
-    return (lambda value: check(int(value))), check
+    def put(value: Any) -> int:
+        if isinstance(value, bool | float):
+            raise MessageError(f"wants an integer, got {value!r}")
+        return check(operator.index(value))
+
+    return put, check
 
 
 def _array(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:

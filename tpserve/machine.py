@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,11 @@ def cores(root: Path = _ROOT) -> int:
 
 def has_nvidia_driver() -> bool:
     """Whether an NVIDIA driver is loaded."""
-    return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+    if any(map(os.path.exists, ("/dev/nvidiactl", "/proc/driver/nvidia/version"))):
+        return True
+    if shutil.which("nvidia-smi") is None:  # which may also be there without a driver
+        return False
+    return not subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=10, check=False).returncode
 
 
 def _group_bytes(root: Path) -> Iterator[int]:

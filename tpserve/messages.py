@@ -85,7 +85,7 @@ class StepPlan:
     slots: U16s
     counts: U32s
     flags: U8s
-    page_counts: U16s
+    page_counts: U32s
     pages: I32s
     ids: I32s
     starts: U32s

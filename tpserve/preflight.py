@@ -12,6 +12,8 @@ from typing import Any, Literal
 from tpserve import machine, memory
 from tpserve.checkpoint import folder, headers
 from tpserve.deployment import Deployment
+from tpserve.frontend import template
+from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.limits import limits
 from tpserve.listen import is_loopback
 from tpserve.model import families
@@ -50,6 +52,7 @@ def _resolve(settings: Settings) -> Deployment:
     shards = _shards(spec, settings.tp)
     tokenizer = folder.read_tokenizer(path, spec.vocab_size)
     stop_ids = folder.stop_ids(path, config, tokenizer)
+    _check_text(path)
     stored = {} if settings.load_format == "dummy" else headers.scan(path)
     unused = headers.check(spec, stored) if settings.load_format != "dummy" else []
     dtype = _dtype(settings, config, stored)
@@ -74,6 +77,12 @@ def _resolve(settings: Settings) -> Deployment:
     )
 
 
+def _check_text(path: Path) -> None:
+    """Read tokenizer and chat template as the frontend will, so that what it cannot use is refused now."""
+    Tokenizer(path)
+    template.load(path)
+
+
 def _check_host(settings: Settings) -> None:
     if not is_loopback(settings.host) and not settings.allow_no_key:
         raise UserError(
@@ -91,7 +100,7 @@ def _device(settings: Settings) -> Device:
     torch = importlib.metadata.version("torch")
     if torch.endswith("+cpu"):
         raise UserError(
-            f"--device {settings.device}: torch {torch} cannot use the GPU; run scripts/setup --cuda, or give --device cpu"
+            f"--device {settings.device}: torch {torch} cannot use the GPU; run scripts/setup --cuda --torch-index URL, or give --device cpu"
         )
     return "cuda"
 

@@ -63,7 +63,7 @@ class Settings(BaseModel):
     served_model_name: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...],
         Flag("--served-model-name"),
-        Field(description="Names clients use for the model, the first is its id; default: the folder's name."),
+        Field(description="Names clients use for the model, the first is its id (A B for two); default: the folder's name."),
     ] = ()
     host: Annotated[str, Flag("--host"), Field(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Flag("--port"), Field(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")] = 8000
@@ -89,7 +89,7 @@ class Settings(BaseModel):
         Field(description="dummy: random weights from config.json alone."),
     ] = "auto"
     max_model_len: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"],
+        Annotated[int, Field(ge=2)] | Literal["auto"],
         Flag("--max-model-len"),
         Field(description="Most tokens of a prompt with its answer; auto is the most the model and the memory allow."),
     ] = "auto"
@@ -112,7 +112,9 @@ class Settings(BaseModel):
         Annotated[int, Field(ge=1)] | None,
         BeforeValidator(parse_bytes),
         Flag("--kv-cache-memory", "--kv-cache-memory-bytes"),
-        Field(description="Bytes for the KV pools of all ranks of this host together, such as 2GiB."),
+        Field(
+            description="Bytes for the KV pools of all ranks of this host together, such as 2GiB; default: a quarter of memory, at most 2GiB."
+        ),
     ] = None
     kv_cache_dtype: Annotated[
         str, Flag("--kv-cache-dtype"), Field(description="Type of the KV cache: auto is the model's.")
@@ -141,7 +143,8 @@ class Settings(BaseModel):
     ] = "info"
     debug: Annotated[bool, Flag("--debug"), Field(description="Show tracebacks.")] = False
     corrupt_id: Annotated[
-        str | None,
+        tuple[int, int] | None,
+        BeforeValidator(lambda value: value.split(":") if isinstance(value, str) else value),
         Flag("--corrupt-id", hidden=True),
-        Field(pattern=r"^\d+:\d+$", description="For tests, RANK:STEP: that rank samples a wrong id in that step."),
+        Field(description="For tests, RANK:STEP: that rank samples a wrong id in that step."),
     ] = None

@@ -48,7 +48,7 @@ async def measure(url: str, streams: int, prompt_tokens: int) -> tuple[list[floa
         ended = time.perf_counter()
         stop.set()
         await asyncio.gather(*tasks)
-    gaps = [b - a for times in stamps for a, b in itertools.pairwise(times) if a >= began and b <= ended]
+    gaps = [b - a for times in stamps for a, b in itertools.pairwise(times) if b > began and a < ended]
     return gaps, ended - began
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,9 +37,11 @@ def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: P
         assert server.metric("tpserve_kv_pages_total") < 40
         assert texts(server, prompts, max_tokens=60, temperature=0) == expected
         assert server.metric("tpserve_preemptions_total") > 0
+        preemptions = server.metric("tpserve_preemptions_total")
         with ThreadPoolExecutor(len(prompts)) as pool:
             again = pool.map(lambda job: server.text(job[1], max_tokens=60, seed=job[0], ignore_eos=True), enumerate(prompts))
             assert list(again) == seeded
+        assert server.metric("tpserve_preemptions_total") > preemptions
         wait_for(lambda: server.metric("tpserve_kv_pages_used") == 0, 5, "release of all pages")
 
 
@@ -76,11 +79,13 @@ def test_seeded_text_is_the_same_alone_beside_others_and_at_every_size(
     alone = [tiny_server.text(prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
     assert len(set(alone)) == len(filters)
     with Server("--model", tiny_model, "--tp", str(size), *FLOAT32) as server, ThreadPoolExecutor(16) as pool:
-        noise = [pool.submit(server.text, other, max_tokens=40, temperature=1, ignore_eos=True) for other in others]
-        beside = [server.text(prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
+        noise = [pool.submit(server.text, other, max_tokens=400, temperature=1, ignore_eos=True) for other in others]
+        wait_for(lambda: server.metric("tpserve_requests_running") == len(others), 20, "company")
+        together = [pool.submit(server.text, prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
+        assert [future.result() for future in together] == alone
+        assert not any(future.done() for future in noise)  # they were beside it all the time
         for future in noise:
             future.result()
-    assert beside == alone
 
 
 def test_three_choices_differ_and_come_again(tiny_server: Server) -> None:
@@ -168,14 +173,18 @@ def test_client_that_hangs_up_frees_its_pages(tiny_server: Server, stream: bool)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "named"), [(2, "ranks 0 and 1"), (3, "rank 1 ")])
-def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, size: int, named: str) -> None:
+def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, tiny_server: Server, size: int, named: str) -> None:
+    body = {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0}
+    until_then = tiny_server.text(**body, max_tokens=5)
     with Server("--model", tiny_model, "--tp", str(size), *FLOAT32, "--corrupt-id", "1:5") as server:
-        body = {"prompt": [5, 6, 7], "max_tokens": 50, "stream": True, "ignore_eos": True, "temperature": 0}
         with server.client() as client:
-            text = client.post("/v1/completions", json=body).text
+            events = client.post("/v1/completions", json={**body, "max_tokens": 50, "stream": True}).text.split("\n\n")
         assert server.process.wait(10) == 1
-        assert text.count('"text":') <= 5
-        assert text.count('"error"') == 1
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events if event]
+        assert [list(chunk) == ["error"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        text = "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1])
+        assert until_then.startswith(text)
+        assert text  # the steps before the wrong id were delivered
         errors = [line for line in server.stderr if " ERROR " in line]
         assert len(errors) == 1
         assert "step 5" in errors[0]

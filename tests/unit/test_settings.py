@@ -26,7 +26,7 @@ def test_kv_cache_memory_reads_units(text: object, expected: int) -> None:
         ({"tp": 0}, "tp", "must be greater than or equal to 1"),
         ({"port": 99999}, "port", "must be less than or equal to 65535"),
         ({"max_model_len": "long"}, "max_model_len", "must be a valid integer or must be 'auto'"),
-        ({"max_model_len": 0}, "max_model_len", "must be greater than or equal to 1 or must be 'auto'"),
+        ({"max_model_len": 0}, "max_model_len", "must be greater than or equal to 2 or must be 'auto'"),
         ({"max_num_batched_tokens": -3}, "max_num_batched_tokens", "must be greater"),
         ({"max_num_seqs": 0}, "max_num_seqs", "must be greater"),
         ({"dtype": "int7"}, "dtype", "must be 'auto', 'bfloat16', 'half'"),

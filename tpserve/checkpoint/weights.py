@@ -127,6 +127,7 @@ class _Loader:
     def _whole(self, param: Param) -> Tensor:
         """The whole tensor; on a CPU as mapped from the file, in its dtype, so that all ranks share the pages."""
         tensor = self.source.read(param.tensor, tuple(Span(0, size) for size in param.shape))
+        self._count(tensor.numel() * self.storage.itemsize)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, self.storage)
 
     def _part(self, param: Param, layer: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -138,6 +139,9 @@ class _Loader:
                 return None
         part = self.source.read(param.tensor.format(layer=layer), tuple(spans))
         kept = torch.empty(part.shape, dtype=dtype, device=self.device).copy_(part)
-        self.done_bytes += kept.numel() * kept.element_size()
-        self.progress(self.done_bytes)
+        self._count(kept.nbytes)
         return kept
+
+    def _count(self, size_bytes: int) -> None:
+        self.done_bytes += size_bytes
+        self.progress(self.done_bytes)

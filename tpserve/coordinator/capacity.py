@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from tpserve.memory import pages_for
 from tpserve.messages import Submit
 
-_MOST_PAGES_OF_A_ROW = 2**16 - 1  # what `StepPlan.page_counts` can say
-
 
 @dataclass(frozen=True)
 class Capacity:
@@ -27,9 +25,8 @@ class Capacity:
 
     def __post_init__(self) -> None:
         pages = pages_for(self.max_model_len, self.page_size)
-        most = min(self.num_pages, _MOST_PAGES_OF_A_ROW)
-        if pages > most:
-            raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; at most {most} can be had")
+        if pages > self.num_pages:
+            raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; there are {self.num_pages}")
         least = self.max_num_seqs if self.chunked_prefill else max(self.max_num_seqs, self.max_model_len)
         if self.max_num_batched_tokens < least:
             raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}; at least {least} is needed")

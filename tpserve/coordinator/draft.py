@@ -23,7 +23,7 @@ class Draft:
         self.chunks: list[Sequence] = []  # of the rows that hold a chunk, in row order
         self._first: list[Sequence] = []
         self._slots, self._counts, self._flags = array("H"), array("I"), array("B")
-        self._page_counts, self._pages, self._ids = array("H"), array("i"), array("i")
+        self._page_counts, self._pages, self._ids = array("I"), array("i"), array("i")
         self._starts = array("I")
         self._copy_from, self._copy_to = array("i"), array("i")
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_MOST_GATHERED = 1 << 16  # tokens copied out of the pool at once: bounds memory, whatever the batch
+
 
 @dataclass(frozen=True)
 class SingleRows:
@@ -77,7 +79,7 @@ def arrange(
     ones = np.flatnonzero(counts == 1)
     ones = ones[np.argsort(pages[ones], kind="stable")]
     return Arrangement(
-        tuple(single(rows) for rows in _batches(ones, pages)),
+        tuple(single(rows) for rows in _batches(ones, pages, page_size)),
         tuple(chunk(int(row)) for row in np.flatnonzero(counts > 1)),
     )
 
@@ -97,12 +99,16 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: Arrangement) -> Te
     return out
 
 
-def _batches(rows: np.ndarray, pages: np.ndarray) -> list[np.ndarray]:
-    """Cut rows, sorted by pages, where the number of pages passes the next power of two."""
+def _batches(rows: np.ndarray, pages: np.ndarray, page_size: int) -> list[np.ndarray]:
+    """Cut rows, sorted by pages, where the number of pages passes the next power of two or the batch becomes too large."""
     if not len(rows):
         return []
     classes = np.ceil(np.log2(pages[rows]))
-    return np.split(rows, np.flatnonzero(np.diff(classes)) + 1)
+    out = []
+    for alike in np.split(rows, np.flatnonzero(np.diff(classes)) + 1):
+        most = max(1, _MOST_GATHERED // int(pages[alike[-1]] * page_size))
+        out += [alike[i : i + most] for i in range(0, len(alike), most)]
+    return out
 
 
 def _gather(pool: Tensor, pages: Tensor, rows: int, dtype: torch.dtype) -> Tensor:

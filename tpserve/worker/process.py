@@ -15,11 +15,11 @@ from tpserve.board import Writer
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.child import Charge, Control
 from tpserve.codec import MessageError
-from tpserve.memory import page_bytes, pages_for
+from tpserve.memory import page_bytes, pages_for, weight_bytes
 from tpserve.messages import Hello, Loaded, Loading, Logits, Ready, Serve, StepPlan, StepResult, decode, encode
 from tpserve.model.decoder import Decoder
 from tpserve.parallel.collectives import Collectives, open_collectives
-from tpserve.parallel.partition import partition, weight_params
+from tpserve.parallel.partition import partition
 from tpserve.worker.runner import Runner, StepOutcome
 from tpserve.worker.sampler import Sampler
 from tpserve.worker.slots import Slots
@@ -62,18 +62,19 @@ class Worker:
 
     def _load(self) -> Decoder:
         deployment, spec, rank = self.deployment, self.deployment.spec, self.charge.rank
-        total = weight_params(spec, self.shard) * self.storage.itemsize
+        total = weight_bytes(spec, self.shard, deployment.dtype)
         self.control.send(Loading(rank, 0, total))
         source = Dummy(spec) if deployment.settings.load_format == "dummy" else Safetensors(Path(deployment.model_path))
 
         def progress(done_bytes: int) -> None:
             self.beats.beat()
-            self.control.send(Loading(rank, min(done_bytes, total), total))
+            self.control.send(Loading(rank, min(done_bytes, total), total))  # norms are kept in a wider type
 
+        collectives = self._collectives()  # before the long part, in which one rank may be much slower than another
         weights = load(spec, self.shard, source, self.device, self.storage, self.compute, progress)
         if isinstance(source, Safetensors):
             logger.debug("read %d bytes of tensor slices", source.requested_bytes)
-        return Decoder(spec, self.shard, weights, self._collectives(), self.compute)
+        return Decoder(spec, self.shard, weights, collectives, self.compute)
 
     def _collectives(self) -> Collectives:
         charge, settings = self.charge, self.deployment.settings
@@ -112,9 +113,8 @@ class Worker:
         shape = (spec.num_layers, 2, pages, deployment.page_size, kv_heads, spec.head_dim)
         pools = torch.zeros(shape, dtype=self.storage, device=self.device)
         pools.fill_(0)  # touches every page now: a pool that does not fit fails at the start, not in mid-stream
-        corrupt = deployment.settings.corrupt_id
-        wrong = (int(corrupt.split(":")[0]), int(corrupt.split(":")[1])) if corrupt else None
-        sampler = Sampler(decoder.collectives, self.shard.vocab.start, wrong)
+        assert pools.nbytes == pages * self._page_bytes()
+        sampler = Sampler(decoder.collectives, self.shard.vocab.start, deployment.settings.corrupt_id)
         most = pages_for(deployment.max_model_len, deployment.page_size)
         return Runner(decoder, sampler, Slots(deployment.max_num_seqs, most, deployment.page_size, self.device), pools)
 

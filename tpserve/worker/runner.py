@@ -73,7 +73,8 @@ class Runner:
         host_ids = ids.cpu().numpy()
         ended = time.perf_counter()
         forward_s = forwarded - prepared - (forward_waited - waited)
-        seconds = (prepared - began, forward_s, collectives.seconds - waited, ended - forwarded)
+        sample_s = ended - forwarded - (collectives.seconds - forward_waited)
+        seconds = (prepared - began, forward_s, collectives.seconds - waited, sample_s)
         counts = collectives.all_reduces - reduces, collectives.all_gathers - gathers
         return StepOutcome(host_ids, logits, seconds, *counts)
 
@@ -81,14 +82,9 @@ class Runner:
         ids = self._index(tokens.ids)
         if len(tokens.fed):
             ids.index_copy_(0, self._index(tokens.fed), self.slots.last_ids.index_select(0, self._index(tokens.fed_slots)))
-        rows = attention.arrange(
-            tokens.starts,
-            tokens.counts,
-            self.slots.tables[tokens.slots],
-            self.slots.page_size,
-            self.device,
-            self.decoder.compute,
-        )
+        page_size = self.slots.page_size
+        tables = self.slots.tables[tokens.slots, : 1 + int((tokens.starts + tokens.counts - 1).max()) // page_size]
+        rows = attention.arrange(tokens.starts, tokens.counts, tables, page_size, self.device, self.decoder.compute)
         return StepInputs(ids, self._index(tokens.positions), self._index(tokens.kv_slots), rows)
 
     def _sampling(self, tokens: StepTokens, sampled: np.ndarray) -> SamplingRows:

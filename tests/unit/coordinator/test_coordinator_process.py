@@ -257,6 +257,6 @@ def test_broken_protocol_ends_the_coordinator_with_a_failure_that_names_it(
 def test_pool_too_small_for_the_longest_request_is_a_users_error(fresh: Server) -> None:
     fresh.serve(PAGES - 1)
     failure = fresh.from_control(Failure)[1]
-    assert failure.text == f"64 tokens take {PAGES} pages of 4; at most {PAGES - 1} can be had"
+    assert failure.text == f"64 tokens take {PAGES} pages of 4; there are {PAGES - 1}"
     assert failure.detail == ""
     assert fresh.child.process.wait(LIMIT_S) == 1

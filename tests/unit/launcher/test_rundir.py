@@ -49,6 +49,23 @@ def test_create_sweeps_dead_run_directories_and_spares_living_ones(parent: Path)
         os.close(run_dir.lock_fd)
 
 
+MANY = """
+import os, sys
+from launcher import rundir
+for _ in range(40):
+    made = rundir.create()
+    made.remove()
+    os.close(made.lock_fd)
+"""
+
+
+def test_create_by_many_processes_at_once_never_fails(parent: Path) -> None:
+    starters = [subprocess.Popen([sys.executable, "-c", MANY], stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [starter.communicate()[1] for starter in starters] == [""] * 6
+    assert [starter.returncode for starter in starters] == [0] * 6
+    assert list(parent.iterdir()) == []
+
+
 def test_create_with_a_parent_too_long_for_socket_paths_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
