@@ -82,9 +82,9 @@ def _launch(**values: Any) -> int:
     Flags win.
     """
     context = click.get_current_context()
-    _check_environment()
     given = {name: value for name, value in values.items() if _source(name) is not ParameterSource.DEFAULT}
     try:
+        _check_environment()
         return _serve(_settings(given), context.meta.get(_NOTES, []))
     except UserError as error:
         if given.get("debug"):
@@ -124,7 +124,7 @@ def _check_environment() -> None:
     known = {name for field in Settings.model_fields for name in _variables(_flag(Settings.model_fields[field]))}
     for name in sorted(set(os.environ) - known - _OTHER_VARIABLES):
         if name.startswith(_ENVIRONMENT):
-            nearest = get_close_matches(name, known, 1)
+            nearest = get_close_matches(name, known, 1, cutoff=0.8)
             raise UserError(f"no such setting: {name}" + (f"; did you mean {nearest[0]}?" if nearest else "; unset it"))
 
 

@@ -100,7 +100,8 @@ def _device(settings: Settings) -> Device:
     torch = importlib.metadata.version("torch")
     if torch.endswith("+cpu"):
         raise UserError(
-            f"--device {settings.device}: torch {torch} cannot use the GPU; run scripts/setup --cuda --torch-index URL, or give --device cpu"
+            f"--device {settings.device}: torch {torch} cannot use the GPU;"
+            " run scripts/setup --cuda --torch-index URL, or give --device cpu"
         )
     return "cuda"
 

@@ -113,7 +113,8 @@ class Settings(BaseModel):
         BeforeValidator(parse_bytes),
         Flag("--kv-cache-memory", "--kv-cache-memory-bytes"),
         Field(
-            description="Bytes for the KV pools of all ranks of this host together, such as 2GiB; default: a quarter of memory, at most 2GiB."
+            description="Bytes for the KV pools of all ranks of this host together, such as 2GiB;"
+            " default: a quarter of memory, at most 2GiB."
         ),
     ] = None
     kv_cache_dtype: Annotated[

@@ -117,9 +117,9 @@ def test_launch_checks_without_torch() -> None:
         ("--tp 1000", "sizes that work: 1 to 17"),
         ("--port 99999", "--port 99999: must be less than or equal to 65535"),
         ("--dtype int7", "--dtype int7: must be 'auto', 'bfloat16'"),
-        ("--max-num-seq 5", "Did you mean '--max-num-seqs'?"),
-        ("--max_num_seq 5", "Did you mean '--max-num-seqs'?"),
-        ("--zzz", "No such option '--zzz'. See tpserve launch --help."),
+        ("--max-num-seq 5", "did you mean --max-num-seqs?"),
+        ("--max_num_seq 5", "did you mean --max-num-seqs?"),
+        ("--zzz", "no such option: --zzz; tpserve launch --help lists the options"),
         ("--quantization awq", "--quantization is not supported yet"),
         ("--speculative_config={}", "--speculative-config is not supported yet"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not supported yet, only 1"),
@@ -208,3 +208,30 @@ def test_status_of_the_launcher_is_the_commands(launch: Launch, monkeypatch: pyt
     monkeypatch.setattr(launcher.supervise, "supervise", lambda _, listening, __: listening.close() or 7)
     monkeypatch.setattr(sys, "argv", ["tpserve", "launch", "--model", str(tiny_model), "--port", "0"])
     assert cli.main() == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("TPSERVE_MAX_MODEL_LENGTH", "no such setting: TPSERVE_MAX_MODEL_LENGTH; did you mean TPSERVE_MAX_MODEL_LEN?"),
+        ("TPSERVE_QQQQ", "no such setting: TPSERVE_QQQQ; unset it"),
+    ],
+)
+def test_unknown_variable_is_refused_with_the_nearest(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, says: str
+) -> None:
+    monkeypatch.setenv(name, "5")
+    assert says in refused_here(monkeypatch, capsys, "launch", "--model", str(tiny_model))
+
+
+def test_other_spelling_of_a_variable_is_read_and_named(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TPSERVE_TENSOR_PARALLEL_SIZE", "none")
+    assert "TPSERVE_TENSOR_PARALLEL_SIZE=none: " in refused_here(monkeypatch, capsys, "launch", "--model", str(tiny_model))
+
+
+def test_unknown_command_is_refused_with_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "tpserve launch --model MODEL" in refused_here(monkeypatch, capsys, "serve", "demo")
