@@ -27,6 +27,10 @@ def limits(settings: Settings, spec: ModelSpec, pool_tokens: int | None, device:
     `pool_tokens` is None where only a loaded device can tell.
     """
     length = _length(settings, spec, pool_tokens)
+    if length < 2:
+        raise UserError(
+            f"the KV pool holds {pool_tokens} tokens, too few for a prompt and an answer; give more --kv-cache-memory"
+        )
     length, tokens, notes = _step_tokens(settings, length, _STEP_TOKENS[device])
     seqs = settings.max_num_seqs
     if tokens < seqs:

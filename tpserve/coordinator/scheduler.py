@@ -61,7 +61,8 @@ class Scheduler:
         self._arrivals = 0
         self._begun_s: list[float] = []  # arrivals of the choices planned first since `take_waits`
         self._open: dict[int, dict[int, Sequence]] = {}  # request -> choice -> sequence
-        self._waiting: list[Sequence] = []  # in order of arrival
+        self._waiting: list[Sequence] = []  # in order of arrival; some may have ended
+        self._num_gone = 0  # how many of them have
         self._running: dict[int, Sequence] = {}  # slot -> sequence, in order of admission
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._preemptions = 0
@@ -165,7 +166,7 @@ class Scheduler:
         """Its part of the statistics; what was sent to the workers and counted there is 0."""
         return Stats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) - self._num_gone,
             pages_used=self._pool.used,
             pages_total=self._pool.total,
             preemptions=self._preemptions,
@@ -185,7 +186,9 @@ class Scheduler:
         assert sorted([*self._running, *self._free_slots]) == list(range(self._capacity.max_num_seqs)), "slots were lost"
         assert self._waiting == sorted(self._waiting, key=_arrival), "the queue is out of order"
         holders = [sequence for choices in self._open.values() for sequence in choices.values()]
-        assert set(holders) == {*running, *self._waiting}, "an open sequence is neither running nor waiting, or is over"
+        waiting = [sequence for sequence in self._waiting if not sequence.ended]
+        assert len(waiting) == len(self._waiting) - self._num_gone, "the queue is miscounted"
+        assert set(holders) == {*running, *waiting}, "an open sequence is neither running nor waiting, or is over"
 
     # Arrival and end
 
@@ -221,13 +224,20 @@ class Scheduler:
         """Give up what the sequence holds; results still outstanding for it will be dropped."""
         sequence.ended = True
         if sequence.slot is None:
-            self._waiting.remove(sequence)
+            self._leave_queue()
         else:
             self._vacate(sequence)
         choices = self._open[sequence.request]
         del choices[sequence.choice]
         if not choices:
             del self._open[sequence.request]
+
+    def _leave_queue(self) -> None:
+        """Count one that has ended in the queue. Looking for it would cost the queue's length, for each of many."""
+        self._num_gone += 1
+        if 2 * self._num_gone > len(self._waiting):
+            self._waiting = [sequence for sequence in self._waiting if not sequence.ended]
+            self._num_gone = 0
 
     def _vacate(self, sequence: Sequence) -> None:
         """Free slot and pages. Steps in flight may still write to them, but run before any plan that gives them away."""
@@ -296,7 +306,10 @@ class Scheduler:
         index = 0
         while index < len(self._waiting) and draft.budget and self._free_slots:
             sequence = self._waiting[index]
-            if self._awaits_leader(sequence, draft.step):
+            if sequence.ended:
+                del self._waiting[index]
+                self._num_gone -= 1
+            elif self._awaits_leader(sequence, draft.step):
                 index += 1  # those behind it need not wait as well
             elif self._admit(sequence, draft):
                 del self._waiting[index]

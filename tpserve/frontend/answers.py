@@ -116,9 +116,14 @@ def usage(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+# Line ends of Unicode that JSON leaves as they are, and at which some clients would cut the line.
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+
+
 def event(data: Mapping[str, Any]) -> bytes:
-    """One server-sent event. JSON has no line ends in it, so it is always one data line."""
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    """One server-sent event of one data line."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return f"data: {text}\n\n".encode()
 
 
 def model_list(names: Sequence[str], created: int, max_model_len: int, vocab_size: int) -> dict[str, Any]:

@@ -22,7 +22,17 @@ from tpserve.deployment import Deployment
 from tpserve.frontend import health, schema
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer, model_list
 from tpserve.frontend.engine import Engine
-from tpserve.frontend.errors import ApiError, BodyTooLarge, EngineFault, InvalidRequest, UnknownModel, error_body
+from tpserve.frontend.errors import (
+    ApiError,
+    BodyTooLarge,
+    BodyTooSlow,
+    EngineFault,
+    InvalidRequest,
+    Unavailable,
+    UnknownModel,
+    error_body,
+    shown,
+)
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.records import Generation
@@ -31,6 +41,7 @@ from tpserve.frontend.responses import GenerationResponse
 logger = logging.getLogger("tpserve")
 
 MAX_BODY_BYTES = 8 * 2**20
+BODY_S = 60  # for a body to come in
 
 
 @dataclass(frozen=True)
@@ -70,10 +81,20 @@ def create_app(service: Service) -> FastAPI:
     async def models() -> Response:
         return JSONResponse(model_list(deployment.served_names, started, deployment.max_model_len, deployment.spec.vocab_size))
 
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        listed = model_list(
+            (_model(name, deployment.served_names),), started, deployment.max_model_len, deployment.spec.vocab_size
+        )
+        return JSONResponse(listed["data"][0])
+
+    @app.head("/health/live")
     @app.get("/health/live")
     async def live() -> Response:
         return JSONResponse({"status": "live"})
 
+    @app.head("/health")
+    @app.head("/health/ready")
     @app.get("/health")
     @app.get("/health/ready")
     async def ready() -> Response:
@@ -112,15 +133,21 @@ def _understand(service: Service, body: bytes, to_request: _ToRequest) -> tuple[
 
 
 async def _read_body(request: Request) -> bytes:
-    """The body, never holding more of it than is allowed. Raises BodyTooLarge."""
+    """The body, never holding more of it than is allowed. Raises BodyTooLarge, BodyTooSlow, Unavailable."""
     announced = request.headers.get("content-length", "")
     body = bytearray()
     if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body has {announced} bytes; {MAX_BODY_BYTES} is the most")
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not come within {BODY_S} s") from None
+    except asyncio.CancelledError:  # by uvicorn, which waits no longer for uploads when the server ends
+        raise Unavailable("the server is shutting down") from None
     return bytes(body)
 
 
@@ -132,7 +159,9 @@ def _model(asked: object, served_names: tuple[str, ...]) -> str:
         raise InvalidRequest("model: must be a string", "model")
     if asked in served_names:
         return asked
-    raise UnknownModel(f"the model {asked!r} is not served here; served: {', '.join(served_names)}", "model", "model_not_found")
+    raise UnknownModel(
+        f"the model {shown(asked)!r} is not served here; served: {', '.join(served_names)}", "model", "model_not_found"
+    )
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:
@@ -143,7 +172,7 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router says: unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
+    what = f"{request.method} {shown(request.url.path)}"
     message = {404: f"{what}: no such endpoint", 405: f"{what}: wrong method"}.get(error.status_code, error.detail)
     return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 

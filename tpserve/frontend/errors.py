@@ -3,6 +3,7 @@
 ApiError
 ├── InvalidRequest   400  the body is wrong; `param` names the field
 ├── UnknownModel     404
+├── BodyTooSlow      408
 ├── BodyTooLarge     413
 ├── Unavailable      503  not now: try again, or elsewhere
 └── EngineFault      500  the request failed through no fault of the client
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 from starlette.responses import JSONResponse
 
 _RETRY_AFTER_S = 5
+_MOST_SHOWN = 100  # characters
 
 
 class ApiError(Exception):
@@ -53,6 +55,13 @@ class UnknownModel(ApiError):
     type = "invalid_request_error"
 
 
+class BodyTooSlow(ApiError):
+    """The body did not come in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
 class BodyTooLarge(ApiError):
     """The body has more bytes than any request needs."""
 
@@ -69,6 +78,11 @@ class Unavailable(ApiError):
 
 class EngineFault(ApiError):
     """The request could not be computed."""
+
+
+def shown(text: str) -> str:
+    """What a client sent, cut to a length that an error message can repeat."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def error_body(message: str, type_: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

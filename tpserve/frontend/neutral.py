@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tpserve.frontend.errors import InvalidRequest
+from tpserve.frontend.errors import InvalidRequest, shown
 
 Table = Mapping[str, tuple[Any, ...]]
 
@@ -86,11 +86,12 @@ STREAM_OPTIONS: Table = {"continuous_usage_stats": (False,), "include_obfuscatio
 
 def check(fields: Mapping[str, Any], table: Table, where: str = "") -> None:
     """Refuse the first field whose value asks for something. `where` precedes its name in the message."""
-    for name, value in fields.items():
-        if value is None or any(_same(value, neutral) for neutral in table.get(name, ())):
+    for field, value in fields.items():
+        name = shown(field)
+        if value is None or any(_same(value, neutral) for neutral in table.get(field, ())):
             continue
         param = where.partition("[")[0].partition(".")[0] or name
-        if name in table:
+        if field in table:
             raise InvalidRequest(f"{where}{name} is not supported yet", param)
         raise InvalidRequest(f"{where}{name}: unknown field", param)
 

@@ -8,8 +8,9 @@ although its client reads slowly; a client that does not read at all costs its t
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from tpserve.frontend.errors import ApiError
 from tpserve.frontend.schema import GenerateRequest
 from tpserve.frontend.stops import StopPattern
 from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Finish, Submit
+from tpserve.messages import Finish, Sampling, Submit
 
 _REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
 
@@ -102,6 +103,7 @@ class Record:
     prompt: np.ndarray  # int32
     max_tokens: int
     stop_ids: np.ndarray  # int32
+    sampling: Sampling
     choices: list[Choice]
     open_choices: int
     is_started: bool = False  # an id has come, so the prompt has been worked through
@@ -116,7 +118,7 @@ class Record:
             generated=[np.array(choice.ids, "<i4") for choice in choices],
             max_tokens=self.max_tokens,
             stop_ids=self.stop_ids,
-            sampling=self.generation.request.sampling,
+            sampling=self.sampling,
         )
 
 
@@ -130,6 +132,8 @@ def new_record(generation: Generation, place: int, number: int, tokenizer: Token
         generation=generation,
         prompt=prompt,
         max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
+        # Equal prompts without a seed are asked for different answers.
+        sampling=request.sampling if request.has_seed else replace(request.sampling, seed=secrets.randbits(64)),
         stop_ids=np.array(() if request.ignore_eos else deployment.stop_ids, "<i4"),
         choices=[
             Choice(place * request.n + i, i, AnswerText(tokenizer, generation.patterns, hidden_ids)) for i in range(request.n)

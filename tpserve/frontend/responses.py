@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,9 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # reverse proxies would collect the events
 ]
+
+
+_WATCH_S = 0.5
 
 
 class GenerationResponse(Response):
@@ -46,8 +50,11 @@ class GenerationResponse(Response):
 
     async def _watch(self, receive: Receive) -> None:
         """Notice that the client hangs up, whatever the handler is waiting for."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        message = None
+        while message is None or message["type"] != "http.disconnect":
+            # Asked again and again: uvicorn stops reading, and so sees no end, after bytes that follow the body.
+            with contextlib.suppress(TimeoutError):
+                message = await asyncio.wait_for(receive(), _WATCH_S)
         self._engine.hang_up(self._generation)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,7 +5,6 @@ Nothing is ignored: a field is honoured, or has a value that asks for nothing, o
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -19,6 +18,8 @@ from tpserve.messages import Sampling
 
 MAX_N = 128
 MAX_CHOICES = 1024  # prompts x n of one request
+MAX_FIELDS = 200  # of a body: what is beyond is not looked at one by one
+MAX_MESSAGES = 10_000
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_TEMPERATURE = 100.0
@@ -39,6 +40,7 @@ class GenerateRequest:
     max_tokens: int | None  # None: the room left
     stop: tuple[str, ...]
     sampling: Sampling
+    has_seed: bool  # if not, each prompt draws one
     ignore_eos: bool
     skip_special_tokens: bool
     stream: bool
@@ -53,6 +55,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object")
+    if len(value) > MAX_FIELDS:
+        raise InvalidRequest(f"the body has {len(value)} fields; {MAX_FIELDS} is the most")
     return value
 
 
@@ -66,6 +70,8 @@ def _stops(value: Any) -> list[str]:
 
 
 def _prompts(value: Any) -> list[Prompt]:
+    if isinstance(value, list) and len(value) > MAX_CHOICES and type(value[0]) is not int:
+        raise ValueError(f"{len(value)} prompts are more than the {MAX_CHOICES} choices of one request")
     prompts = [value] if isinstance(value, str) or _is_ids(value) else value
     if not isinstance(prompts, list) or not (all(type(one) is str for one in prompts) or all(map(_is_ids, prompts))):
         raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
@@ -136,7 +142,7 @@ class _Generate(_Strict):
     metadata: dict[str, Any] | None = None
 
     def sampling(self, default_seed: int | None, vocab_size: int) -> Sampling:
-        """How ids are chosen. A request without a seed gets the default one, else one of its own."""
+        """How ids are chosen; seed 0 where neither the client nor the user of the server gives one."""
         temperature = 1.0 if self.temperature is None else self.temperature
         top_p = 1.0 if self.top_p is None else self.top_p
         top_k = max(0, self.top_k or 0)
@@ -146,7 +152,7 @@ class _Generate(_Strict):
             top_k=0 if top_k >= vocab_size else top_k,
             top_p=top_p,
             min_p=self.min_p or 0.0,
-            seed=secrets.randbits(64) if seed is None else seed % 2**64,
+            seed=(seed or 0) % 2**64,
         )
 
     def token_limit(self) -> int | None:
@@ -166,7 +172,7 @@ class CompletionBody(_Generate):
 class ChatBody(_Generate):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def completion_request(body: Mapping[str, Any], default_seed: int | None, vocab_size: int) -> GenerateRequest:
@@ -246,6 +252,7 @@ def _request(
         max_tokens=body.token_limit(),
         stop=tuple(dict.fromkeys(body.stop)),
         sampling=body.sampling(default_seed, vocab_size),
+        has_seed=not (body.seed is None and default_seed is None),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
         stream=bool(body.stream),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import mmap
 import os
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import zmq
+from torch import Tensor
 
 from tpserve.board import Writer
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
@@ -111,8 +114,7 @@ class Worker:
         deployment, spec = self.deployment, self.deployment.spec
         kv_heads = len(self.shard.layers[0].kv_heads)
         shape = (spec.num_layers, 2, pages, deployment.page_size, kv_heads, spec.head_dim)
-        pools = torch.zeros(shape, dtype=self.storage, device=self.device)
-        pools.fill_(0)  # touches every page now: a pool that does not fit fails at the start, not in mid-stream
+        pools = _zeros(shape, self.storage, self.device)
         assert pools.nbytes == pages * self._page_bytes()
         sampler = Sampler(decoder.collectives, self.shard.vocab.start, deployment.settings.corrupt_id)
         most = pages_for(deployment.max_model_len, deployment.page_size)
@@ -153,6 +155,15 @@ class Worker:
             seconds = np.asarray((wait_s, *outcome.seconds), np.float32)
             result = StepResult(plan.step, outcome.ids.astype(np.int32), seconds, outcome.all_reduces, outcome.all_gathers)
             plans.send(encode(result, epoch))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for the pools, all of it touched: what does not fit fails now, not in mid-stream."""
+    items = math.prod(shape)
+    if device.type != "cpu" or not items:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Not by malloc, which asks for huge pages here: the kernel may take seconds to find that many.
+    return torch.frombuffer(mmap.mmap(-1, items * dtype.itemsize), dtype=dtype).fill_(0).view(shape)
 
 
 def _device(charge: Charge) -> torch.device:
