@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,22 @@ def test_corrupted_id_is_found_at_the_next_step_and_named(tiny_model: Path, tiny
         assert len(errors) == 1
         assert "step 5" in errors[0]
         assert named in errors[0]
+
+
+def test_client_that_sends_more_after_its_body_and_hangs_up_frees_its_pages(tiny_server: Server) -> None:
+    body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "n": 8}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    address = ("127.0.0.1", int(tiny_server.url.rsplit(":", 1)[1]))
+    with socket.create_connection(address) as connection:
+        connection.sendall(head + body)
+        wait_for(lambda: tiny_server.metric("tpserve_requests_running") == 8, 10, "start")
+        connection.sendall(b"\r\n")
+    wait_for(lambda: tiny_server.metric("tpserve_kv_pages_used") == 0, 5, "release of the pages")
+
+
+def test_equal_prompts_without_a_seed_are_answered_differently(tiny_server: Server) -> None:
+    choices = tiny_server.complete([[5, 6, 7]] * 3, max_tokens=16, temperature=1, ignore_eos=True)["choices"]
+    assert len({choice["text"] for choice in choices}) == 3
 
 
 METRICS = (

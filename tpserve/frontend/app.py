@@ -69,6 +69,9 @@ def create_app(service: Service) -> FastAPI:
     started = int(time.time())
     deployment = service.deployment
 
+    def listing(names: tuple[str, ...]) -> dict[str, Any]:
+        return model_list(names, started, deployment.max_model_len, deployment.spec.vocab_size)
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await _generate(service, request, schema.completion_request, CompletionAnswer)
@@ -79,14 +82,11 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse(model_list(deployment.served_names, started, deployment.max_model_len, deployment.spec.vocab_size))
+        return JSONResponse(listing(deployment.served_names))
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        listed = model_list(
-            (_model(name, deployment.served_names),), started, deployment.max_model_len, deployment.spec.vocab_size
-        )
-        return JSONResponse(listed["data"][0])
+        return JSONResponse(listing((_model(name, deployment.served_names),))["data"][0])
 
     @app.head("/health/live")
     @app.get("/health/live")
@@ -159,9 +159,8 @@ def _model(asked: object, served_names: tuple[str, ...]) -> str:
         raise InvalidRequest("model: must be a string", "model")
     if asked in served_names:
         return asked
-    raise UnknownModel(
-        f"the model {shown(asked)!r} is not served here; served: {', '.join(served_names)}", "model", "model_not_found"
-    )
+    served = ", ".join(served_names)
+    raise UnknownModel(f"the model {shown(asked)!r} is not served here; served: {served}", "model", "model_not_found")
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:
