@@ -41,18 +41,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> list[tuple[list[int], np.ndarray, list[int]]]:
-    """(prompt, logits of its tokens, greedy continuation) by Hugging Face, for each prompt length."""
+    """(prompt, logits of its and its continuation's tokens, greedy continuation) by Hugging Face, for each prompt length."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rng = np.random.default_rng(3)
     out = []
     for length in PROMPT_TOKENS:
         ids = rng.integers(0, model.config.vocab_size, length).tolist()
         with torch.inference_mode():
-            logits = model(torch.tensor([ids])).logits[0].numpy()
             more = list(ids)
             for _ in range(NEW_TOKENS):
                 more.append(int(model(torch.tensor([more])).logits[0, -1].argmax()))
-        out.append((ids, logits, more[length:]))
+            out.append((ids, model(torch.tensor([more])).logits[0].numpy(), more[length:]))
     return out
 
 
@@ -98,11 +97,11 @@ def test_logits_of_chunked_prompts_equal_hugging_face(group: WorkerGroup, refere
         for row in chunk_rows(2, prompt, mine):
             answer = group.run([row])
             parts.append(answer.logits[0])
-        np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(np.concatenate(parts), expected[: len(prompt)], atol=1e-4, rtol=0)
         assert answer.result.ids.tolist() == continuation[:1]
 
 
-def test_decoding_together_gives_the_greedy_ids_of_each_alone(group: WorkerGroup, reference: Any) -> None:
+def test_decoding_together_gives_the_logits_and_greedy_ids_of_each_alone(group: WorkerGroup, reference: Any) -> None:
     """All prompts at once, their chunks beside rows that decode already, pages taken as they are needed."""
     free = [int(page) for page in np.random.default_rng(6).permutation(96)]
     lengths: dict[int, int] = {}
@@ -110,15 +109,20 @@ def test_decoding_together_gives_the_greedy_ids_of_each_alone(group: WorkerGroup
     ids: dict[int, list[int]] = {slot: [] for slot in pending}
     while any(len(got) < NEW_TOKENS for got in ids.values()):
         rows: list[dict[str, Any]] = [
-            dict(slot=slot, flags=Row.SAMPLE | Row.FROM_SLOT) for slot, got in ids.items() if 0 < len(got) < NEW_TOKENS
+            dict(slot=slot, flags=Row.SAMPLE | Row.FROM_SLOT | Row.LOGITS)
+            for slot, got in ids.items()
+            if 0 < len(got) < NEW_TOKENS
         ]
         rows += [pending[slot].pop(0) for slot in pending if pending[slot]]
         for row in rows:
-            row["flags"] &= ~Row.LOGITS
             before = lengths.get(row["slot"], 0)
             lengths[row["slot"]] = before + row.get("count", 1)
             row["pages"] = [free.pop() for _ in range(-(-lengths[row["slot"]] // PAGE) - -(-before // PAGE))]
         answer = group.run(rows)
+        for index, row in enumerate(rows):
+            end = lengths[row["slot"]]
+            expected = reference[row["slot"]][1][end - row.get("count", 1) : end]
+            np.testing.assert_allclose(answer.logits[index], expected, atol=1e-4, rtol=0)
         for row, token in zip([row for row in rows if row["flags"] & Row.SAMPLE], answer.result.ids.tolist(), strict=True):
             ids[row["slot"]].append(token)
     assert [ids[slot] for slot in sorted(ids)] == [continuation for _, _, continuation in reference]
@@ -134,7 +138,7 @@ def test_copied_page_continues_as_the_original(group: WorkerGroup, reference: An
         slot=1, ids=prompt[-1:], start=len(prompt) - 1, pages=[*pages[:whole], 90], flags=Row.FIRST | Row.SAMPLE | Row.LOGITS
     )
     answer = group.run([fork], copies=[(whole, 90)] if partial else [])
-    np.testing.assert_allclose(answer.logits[0], expected[-1:], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(answer.logits[0], expected[len(prompt) - 1 : len(prompt)], atol=1e-4, rtol=0)
 
 
 def test_collectives_of_a_step_are_two_a_layer_and_one(group: WorkerGroup) -> None:
