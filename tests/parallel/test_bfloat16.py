@@ -14,6 +14,8 @@ from tpserve.messages import Row
 from tpserve.preflight import resolve
 from tpserve.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 PAGE = 16
 MOST_TOKENS = 96
 
@@ -81,7 +83,6 @@ def test_float32_gives_the_reference_ids(exact: WorkerGroup) -> None:
         assert greedy(exact, prompt, len(expected)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_bfloat16_differs_first_where_the_best_two_are_within_its_resolution(
     exact: WorkerGroup, demo_model: Path, ranks: int, record_property: Callable[[str, str], None]
