@@ -55,12 +55,13 @@ class State(enum.Enum):
 def supervise(deployment: Deployment, listening: socket.socket, timeline: Timeline) -> int:
     """Run a server until it ends; returns the exit status. `listening` is taken over."""
     setproctitle.setproctitle("tpserve: launcher")
+    signals = _catch_signals()  # before there is anything that a signal could leave behind
     run_dir = rundir.create()
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as control:
             control.setsockopt(zmq.LINGER, 500)
             control.bind(f"ipc://{run_dir.path}/control")
-            return Supervisor(deployment, listening, timeline, run_dir, control).run()
+            return Supervisor(deployment, listening, timeline, run_dir, control, signals).run()
     finally:
         run_dir.remove()
         os.close(run_dir.lock_fd)
@@ -78,12 +79,14 @@ class Supervisor:
         timeline: Timeline,
         run_dir: rundir.RunDir,
         control: zmq.Socket[bytes],
+        signals: socket.socket,
     ):
         self.deployment = deployment
         self.listening = listening
         self.timeline = timeline
         self.run_dir = run_dir
         self.control = control
+        self.signals = signals
         self.board_fd = board.create(deployment.settings.tp)
         self.board = board.Board(self.board_fd)
         self.children: dict[str, Child] = {}
@@ -97,14 +100,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the children and serve until a signal or a fault ends it all."""
-        signals, notify = socket.socketpair()
-        notify.setblocking(False)
-        signal.set_wakeup_fd(notify.fileno())
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)  # the wake-up descriptor carries the number to the loop
         try:
             self._spawn_all()
-            self._loop(signals)
+            self._loop()
         finally:
             self.progress.close()
             for child in self.children.values():
@@ -180,16 +178,16 @@ class Supervisor:
 
     # The loop
 
-    def _loop(self, signals: socket.socket) -> None:
+    def _loop(self) -> None:
         poller = zmq.Poller()
-        for source in (self.control, signals.fileno(), *(child.pidfd for child in self.children.values())):
+        for source in (self.control, self.signals.fileno(), *(child.pidfd for child in self.children.values())):
             poller.register(source, zmq.POLLIN)
         by_fd = {child.pidfd: child for child in self.children.values()}
         while self.children:
             events = dict(poller.poll(int(1000 * max(0.0, min(self.deadline - time.monotonic(), 1.0))) + 1))
             self._receive_all()  # before deaths: a child's last words say why
-            if signals.fileno() in events:
-                for number in signals.recv(64):
+            if self.signals.fileno() in events:
+                for number in self.signals.recv(64):
                     self._on_signal(number)
             for fd in events.keys() & by_fd.keys():
                 poller.unregister(fd)
@@ -288,6 +286,16 @@ class Supervisor:
 
     def _send(self, title: str, message: Message) -> None:
         self.control.send_multipart([title.encode(), encode(message, self.epoch)])
+
+
+def _catch_signals() -> socket.socket:
+    """A socket from which the numbers of caught signals can be read, a byte each."""
+    signals, notify = socket.socketpair()
+    notify.setblocking(False)
+    signal.set_wakeup_fd(notify.detach())  # kept open as long as the process lives
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)  # the descriptor carries the number to the loop
+    return signals
 
 
 def _failure_line(sender: str, failure: Failure, state: State) -> str:
