@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from tpserve.child import Charge
+from tpserve.child import SIGNALS, Charge
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,19 @@ def spawn(charge: Charge, inherited: tuple[int, ...] = ()) -> Child:
     os.write(document, charge.model_dump_json().encode())
     os.lseek(document, 0, os.SEEK_SET)
     named = (fd for fd in (document, charge.board_fd, charge.listen_fd, charge.shm_fd) if fd is not None)
+    # Until the child has said what signals mean to it, they wait: `child.begin` lets them in.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         process = subprocess.Popen(
             # -P: a folder that happens to hold torch.py or tpserve/ must not be imported from.
             [sys.executable, "-P", "-m", f"tpserve.{charge.role}", str(document)],
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),  # stdout is the ready line's
+            stdout=2,  # stdout is the ready line's
             pass_fds=(*named, *inherited),
             env=_environment(charge),
         )
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(document)
     return Child(charge, process, os.pidfd_open(process.pid))
 

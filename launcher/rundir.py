@@ -14,11 +14,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_PREFIX = "tpserve-"
+_PREFIX = "tpserve-run-"
 _NEW = ".tpserve-new-"  # not swept while its maker may still be about to lock it
+_SUFFIX = "[a-z0-9_]" * 8  # which mkdtemp appends
+_LOCK = "tpserve.lock"
 _NEW_AGE_S = 60
 _SOCKET_PATH_BYTES = 107  # what sun_path holds
-_LONGEST_NAME = "/tpserve-12345678/requests.4294967295"
+_LONGEST_NAME = "/tpserve-run-12345678/requests.4294967295"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def create() -> RunDir:
     parent = _parent()
     sweep(parent)
     new = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
-    lock_fd = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock_fd = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock_fd, fcntl.LOCK_EX)
     # Renamed only when locked: a sweep sees locked or dead directories, nothing between.
     path = new.rename(parent / new.name.replace(_NEW, _PREFIX))
@@ -47,10 +49,10 @@ def create() -> RunDir:
 
 def sweep(parent: Path) -> None:
     """Remove this user's run directories whose lock nobody holds."""
-    for path in parent.glob(f"{_PREFIX}*"):
+    for path in parent.glob(_PREFIX + _SUFFIX):
         if _is_dead(path):
             shutil.rmtree(path, ignore_errors=True)
-    for path in parent.glob(f"{_NEW}*"):
+    for path in parent.glob(_NEW + _SUFFIX):
         age_s = _age_s(path)
         if age_s is not None and age_s > _NEW_AGE_S:
             shutil.rmtree(path, ignore_errors=True)
@@ -62,14 +64,15 @@ def _age_s(path: Path) -> float | None:
         found = path.lstat()
     except FileNotFoundError:  # renamed or removed by another server that starts at this moment
         return None
-    return time.time() - found.st_mtime if found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) else None
+    ours = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+    return time.time() - found.st_mtime if ours else None
 
 
 def _is_dead(path: Path) -> bool:
     if _age_s(path) is None:
         return False
     try:
-        fd = os.open(path / "lock", os.O_RDWR)
+        fd = os.open(path / _LOCK, os.O_RDWR)
     except OSError:
         return False  # not a run directory of ours, or just removed
     try:

@@ -18,7 +18,7 @@ from launcher.children import Child
 from launcher.progress import LoadProgress
 from launcher.timeline import Timeline
 from tpserve import board
-from tpserve.child import Charge
+from tpserve.child import SIGNALS, Charge
 from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
 from tpserve.messages import (
@@ -39,7 +39,6 @@ from tpserve.parallel import segment
 
 logger = logging.getLogger("tpserve")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FRONTEND_PATIENCE_S = 3.0  # for telling its clients that it ends
 
 
@@ -65,6 +64,10 @@ def supervise(deployment: Deployment, listening: socket.socket, timeline: Timeli
     finally:
         run_dir.remove()
         os.close(run_dir.lock_fd)
+        for number in SIGNALS:  # it is ending: another one must not change how
+            signal.signal(number, signal.SIG_IGN)
+        os.close(signal.set_wakeup_fd(-1))
+        signals.close()
 
 
 class Supervisor:
@@ -293,8 +296,11 @@ def _catch_signals() -> socket.socket:
     signals, notify = socket.socketpair()
     notify.setblocking(False)
     signal.set_wakeup_fd(notify.detach())  # kept open as long as the process lives
-    for number in _SIGNALS:
-        signal.signal(number, lambda *_: None)  # the descriptor carries the number to the loop
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, nobody would learn how a child ended
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup holds
+            signal.signal(number, lambda *_: None)  # the descriptor carries the number to the loop
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     return signals
 
 

@@ -24,6 +24,7 @@ from tpserve.messages import Failure, Message, Started, decode, encode
 from tpserve.settings import UserError
 
 _PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the launcher's to act on
 
 
 class Charge(BaseModel):
@@ -83,8 +84,9 @@ def begin(argv: list[str]) -> Charge:
     setproctitle.setproctitle(f"tpserve: {charge.title}")
     log.setup(charge.title, charge.deployment.settings.log_level)
     # The terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the launcher decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before the process began
     if charge.role != "frontend":
         die_with_parent(charge.launcher_pid)
     return charge

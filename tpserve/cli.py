@@ -47,6 +47,7 @@ _NOT_BUILT = (
 
 def main() -> int:
     """Entry point of `tpserve`. Returns the exit status; a user's mistake is one line on stderr, and 2."""
+    _open_standard_streams()
     try:
         return int(app.main(prog_name="tpserve", standalone_mode=False) or 0)
     except click.NoSuchOption as error:
@@ -62,6 +63,14 @@ def main() -> int:
         return _refuse(error.format_message())
     except click.Abort:
         return 130
+
+
+def _open_standard_streams() -> None:
+    """Fill what the caller closed: else another descriptor would become a child's stdin, stdout or stderr."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
 def _refuse(text: str) -> int:

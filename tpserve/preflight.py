@@ -51,7 +51,7 @@ def _resolve(settings: Settings) -> Deployment:
     spec = family.spec(config)
     shards = _shards(spec, settings.tp)
     tokenizer = folder.read_tokenizer(path, spec.vocab_size)
-    stop_ids = folder.stop_ids(path, config, tokenizer)
+    stop_ids = folder.stop_ids(path, config, tokenizer, spec.vocab_size)
     _check_text(path)
     stored = {} if settings.load_format == "dummy" else headers.scan(path)
     unused = headers.check(spec, stored) if settings.load_format != "dummy" else []

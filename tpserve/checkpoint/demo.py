@@ -31,7 +31,7 @@ def demo_path() -> Path:
     """Where the demo model lies, or will lie: below $TPSERVE_CACHE, by default tpserve/ in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = os.environ.get("TPSERVE_CACHE") or f"{home}/tpserve"
-    return Path(cache).expanduser() / "smollm2-135m-instruct"
+    return Path(os.path.expanduser(cache)) / "smollm2-135m-instruct"
 
 
 def prepare() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _CONVERT_TOKENIZER = "write it with AutoTokenizer.from_pretrained(FOLDER).save_p
 
 def locate(model: str) -> Path:
     """The folder that `--model` means. Raises UserError if there is none."""
-    path = demo_path() if model == DEMO else Path(model).expanduser()
+    path = demo_path() if model == DEMO else Path(os.path.expanduser(model))
     if path.suffix == ".gguf":
         raise UserError(f"--model {model}: GGUF files are not supported yet; give a folder with safetensors")
     if path.is_file():
@@ -26,7 +27,7 @@ def locate(model: str) -> Path:
         if model == DEMO:
             raise UserError(f"--model demo: the demo model is not in {path}; run scripts/setup, which makes it")
         raise UserError(f"--model {model}: no such folder; give one with config.json (Hub names are not supported yet)")
-    return path.resolve()
+    return Path(os.path.abspath(path))  # a link keeps its name, which clients know the model by
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def stop_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> tuple[int, ...]:
+def stop_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
     """The ids that end an answer: all that config, generation config and tokenizer config name, ascending."""
     found: set[int] = set()
     for name, content in (
@@ -95,6 +96,8 @@ def stop_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> tupl
                 found.update(several)
             case other:
                 raise UserError(f"{folder / name}: eos_token_id must be a number or a list of numbers, not {other!r}")
+    if beyond := [one for one in found if not 0 <= one < vocab_size]:
+        raise UserError(f"{folder}: eos_token_id {beyond[0]} is no id of a vocabulary of {vocab_size}; correct config.json")
     token = read_json(folder / "tokenizer_config.json", required=False).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     token_id = tokenizer.token_to_id(text) if isinstance(text, str) else None

@@ -15,6 +15,7 @@ from tpserve.model.spec import ModelSpec
 from tpserve.settings import UserError
 
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded, and our names
 _CONVERT = (
     "only safetensors are read: convert it, where you trust it, with"
@@ -32,16 +33,23 @@ class Stored:
 
 
 def scan(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the folder by name: those that the index names, else those of all files. Raises UserError."""
+    """Every tensor of the folder by name: what the index names, else model.safetensors, else all files. Raises UserError."""
     if (folder / INDEX).exists():
         return _indexed(folder)
-    files = sorted(folder.glob("*.safetensors"))
+    single = folder / SINGLE
+    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
         if pickles:
             raise UserError(f"{folder} has its weights in {pickles[0]}; {_CONVERT}")
         raise UserError(f"no weights in {folder}: looked for *.safetensors and {INDEX}")
-    return {name: stored for file in files for name, stored in _header(file).items()}
+    found: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in _header(file).items():
+            if name in found:
+                raise UserError(f"tensor {name} is in {found[name].file} and in {file}; keep the files of one model there")
+            found[name] = stored
+    return found
 
 
 def check(spec: ModelSpec, stored: Mapping[str, Stored]) -> list[str]:
@@ -69,7 +77,7 @@ def _indexed(folder: Path) -> dict[str, Stored]:
         raise UserError(f"{folder / INDEX} has no weight_map of tensor names to file names; download it again")
     headers: dict[str, dict[str, Stored]] = {}
     for file in sorted(set(where.values())):
-        if not (folder / file).exists():
+        if not (folder / file).is_file():
             raise UserError(f"{folder / INDEX} names {file}, which is not there: incomplete download; download it again")
         headers[file] = _header(folder / file)
     return {name: headers[file][name] for name, file in where.items() if name in headers[file]}
@@ -82,6 +90,10 @@ def _header(file: Path) -> dict[str, Stored]:
             return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except SafetensorError as error:
         raise UserError(_diagnose(file, error)) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {file} ({error.strerror or error}); check that it is a file and that you may read it"
+        ) from None
 
 
 def _diagnose(file: Path, error: SafetensorError) -> str:

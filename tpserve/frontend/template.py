@@ -52,9 +52,14 @@ def load(folder: Path) -> ChatTemplate | None:
     """The folder's template: chat_template.jinja, else that of tokenizer_config.json, else none."""
     config = _read_json(folder / "tokenizer_config.json")
     file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    try:
+        source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    except (OSError, UnicodeDecodeError, TypeError, KeyError) as error:
+        raise UserError(f"{folder}: the chat template cannot be read ({type(error).__name__}: {error})") from None
+    if not isinstance(source, str | None):
+        raise UserError(f"{folder}/tokenizer_config.json: chat_template must be a string")
     return None if source is None else ChatTemplate(source, _special_tokens(config))
 
 

@@ -102,10 +102,10 @@ def test_stop_ids_are_the_union_of_all_that_name_them(
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     if token is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
-    assert folder.stop_ids(tmp_path, config, tokenizer(257)) == expected
+    assert folder.stop_ids(tmp_path, config, tokenizer(257), 257) == expected
 
 
 @pytest.mark.parametrize("value", ["2", [1, "2"], 1.5, {"id": 2}])
 def test_stop_ids_of_another_type_are_refused_by_file(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UserError, match=r"config\.json: eos_token_id must be"):
-        folder.stop_ids(tmp_path, {"eos_token_id": value}, tokenizer(257))
+        folder.stop_ids(tmp_path, {"eos_token_id": value}, tokenizer(257), 257)

@@ -26,7 +26,7 @@ def test_create_makes_a_private_locked_directory_and_remove_deletes_it(parent: P
     made = rundir.create()
     assert made.path.parent == parent
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
-    assert (made.path / "lock").exists()
+    assert (made.path / "tpserve.lock").exists()
     made.remove()
     os.close(made.lock_fd)
     assert list(parent.iterdir()) == []
@@ -38,12 +38,16 @@ def test_create_sweeps_dead_run_directories_and_spares_living_ones(parent: Path)
     dead = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip())
     assert dead.exists()
     assert dead.parent == parent
-    other = parent / "tpserve-unrelated"
-    other.mkdir()
+    others = [parent / name for name in ("tpserve-run-", "tpserve-run-a-b-c-d-", "tpserve-run-abcdefg1", "tpserve-data")]
+    for other in others:
+        other.mkdir(mode=0o755)
+        (other / "tpserve.lock").touch()
+    (parent / "tpserve-run-abcdefg2").mkdir(mode=0o700)  # no lock in it
     made = rundir.create()
     assert not dead.exists()
     assert living.path.exists()
-    assert other.exists()  # no lock file: not known to be ours
+    assert all(other.exists() for other in others)
+    assert (parent / "tpserve-run-abcdefg2").exists()
     for run_dir in (living, made):
         run_dir.remove()
         os.close(run_dir.lock_fd)

@@ -12,6 +12,8 @@ from tpserve.settings import UserError, explain
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 
+_DEFAULT_ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}  # what rotary without scaling may say
+
 _Size = Annotated[int, Field(ge=1, lt=2**31)]
 _Positive = Annotated[float, Field(gt=0)]
 
@@ -133,6 +135,8 @@ def _check_built(c: _Config) -> None:
         kind = (rope or {}).get("rope_type", (rope or {}).get("type", "default"))
         if kind != "default" or any(isinstance(value, dict) for value in (rope or {}).values()):
             raise UserError(f"config.json: {name} of type {kind!r} is not supported yet, only the default one")
+        if unknown := sorted(set(rope or ()) - _DEFAULT_ROPE):
+            raise UserError(f"config.json: {name} has {unknown[0]!r} but no type that uses it; name its rope_type")
     not_built = {
         f"hidden_act {c.hidden_act!r} (only 'silu')": c.hidden_act not in ("silu", "swish"),
         f"partial_rotary_factor {c.partial_rotary_factor}": c.partial_rotary_factor != 1,
