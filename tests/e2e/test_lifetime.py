@@ -164,6 +164,33 @@ def test_first_signal_while_loading_stops(tiny_model: Path, runtime: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signal_to_all_processes_while_starting_is_the_launchers_to_act_on(
+    tiny_model: Path, runtime: Path, number: int, status: int, moment_s: float
+) -> None:
+    with Server("--model", tiny_model, "--tp", "2", wait=False) as server:
+        launcher = psutil.Process(server.process.pid)
+        wait_for(lambda: len(launcher.children()) == 4, 20, "children")
+        time.sleep(moment_s)  # moments of the start, not conditions
+        for process in (*launcher.children(), launcher):
+            process.send_signal(number)
+        assert server.process.wait(10) == status
+    assert "ERROR" not in server.log
+    assert "Traceback" not in server.log
+    assert not list(runtime.iterdir())
+
+
+@pytest.mark.slow
+def test_many_signals_end_the_server_as_one(server: Server, runtime: Path) -> None:
+    while server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.002)  # so that some come at its very end
+    assert server.process.returncode == 0
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker 0/2", "worker 1/2", "coordinator"])
 def test_death_of_a_child_ends_the_server_with_one_line(server: Server, runtime: Path, victim: str) -> None:
     pids = server.pids()

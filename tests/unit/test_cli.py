@@ -235,3 +235,15 @@ def test_unknown_command_is_refused_with_the_right_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "tpserve launch --model MODEL" in refused_here(monkeypatch, capsys, "serve", "demo")
+
+
+def test_streams_that_the_caller_closed_are_filled() -> None:
+    code = """
+import os
+for fd in (0, 1, 2):
+    os.close(fd)
+from tpserve import cli
+cli._open_standard_streams()
+os._exit(sum(os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev for fd in (0, 1, 2)))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 3

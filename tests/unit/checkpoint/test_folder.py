@@ -109,3 +109,15 @@ def test_stop_ids_are_the_union_of_all_that_name_them(
 def test_stop_ids_of_another_type_are_refused_by_file(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UserError, match=r"config\.json: eos_token_id must be"):
         folder.stop_ids(tmp_path, {"eos_token_id": value}, tokenizer(257), 257)
+
+
+@pytest.mark.parametrize("value", [-1, 257, 10**30])
+def test_stop_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, value: int) -> None:
+    with pytest.raises(UserError, match=f"eos_token_id {value} is no id of a vocabulary of 257"):
+        folder.stop_ids(tmp_path, {"eos_token_id": [2, value]}, tokenizer(257), 257)
+
+
+def test_link_to_a_folder_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert folder.locate(str(tmp_path / "link")).name == "link"

@@ -186,3 +186,23 @@ def test_file_of_anything_else_is_refused_by_name(model: Path, content: bytes) -
 def test_lfs_pointer_is_refused_with_how_to_fetch(model: Path) -> None:
     (model / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     assert "git lfs pull" in refusal(model)
+
+
+def test_file_beside_the_single_one_is_not_read(model: Path) -> None:
+    weights = load_file(model / FILE)
+    save_file({name: np.zeros_like(tensor) for name, tensor in weights.items()}, model / "zz.safetensors")
+    assert {stored.file for stored in headers.scan(model).values()} == {model / FILE}
+
+
+def test_tensor_in_two_files_without_an_index_is_refused(model: Path) -> None:
+    shutil.copy(model / FILE, model / "b.safetensors")
+    (model / FILE).rename(model / "a.safetensors")
+    message = refusal(model)
+    assert "a.safetensors" in message
+    assert "b.safetensors" in message
+
+
+def test_weights_that_cannot_be_opened_are_refused_by_name(model: Path) -> None:
+    (model / FILE).unlink()
+    (model / FILE).mkdir()
+    assert f"cannot read {model / FILE}" in refusal(model)

@@ -139,3 +139,8 @@ def test_family_is_found_by_architecture() -> None:
 def test_unknown_architecture_is_refused_with_those_that_work() -> None:
     with pytest.raises(UserError, match="'NoSuchLM' is not supported; supported: LlamaForCausalLM"):
         families.for_architecture("NoSuchLM")
+
+
+def test_rotary_setting_that_no_type_uses_is_refused() -> None:
+    with pytest.raises(UserError, match="rope_scaling has 'factor'"):
+        llama.spec(CONFIG | {"rope_scaling": {"factor": 2.0}})
