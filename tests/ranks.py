@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from tpserve.parallel import segment
-from tpserve.parallel.collectives import Collectives, Kind, open_collectives
+from tpserve.parallel.backends import Kind, open_collectives
+from tpserve.parallel.collectives import Collectives
 from tpserve.worker.filters import least_logits
 from tpserve.worker.sampler import Sampler, SamplingRows
 

@@ -43,6 +43,7 @@ WITH_TORCH = (
     "tpserve.kernels",
     "tpserve.model.decoder",
     "tpserve.model.rotary",
+    "tpserve.parallel.backends",
     "tpserve.parallel.collectives",
     "tpserve.parallel.distributed",
     "tpserve.parallel.shared_memory",

@@ -21,7 +21,8 @@ from tpserve.codec import MessageError
 from tpserve.memory import page_bytes, pages_for, weight_bytes
 from tpserve.messages import Hello, Loaded, Loading, Logits, Ready, Serve, StepPlan, StepResult, decode, encode
 from tpserve.model.decoder import Decoder
-from tpserve.parallel.collectives import Collectives, open_collectives
+from tpserve.parallel.backends import open_collectives
+from tpserve.parallel.collectives import Collectives
 from tpserve.parallel.partition import partition
 from tpserve.worker.runner import Runner, StepOutcome
 from tpserve.worker.sampler import Sampler

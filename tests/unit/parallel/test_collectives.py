@@ -10,7 +10,8 @@ import torch
 
 from tests import ranks as jobs
 from tests.ranks import Failed, Ranks
-from tpserve.parallel.collectives import Alone, Kind, RankMissing, open_collectives
+from tpserve.parallel.backends import Kind, open_collectives
+from tpserve.parallel.collectives import Alone, RankMissing
 
 CAPACITY = 4096  # bytes
 GROUPS: list[tuple[Kind, int]] = [("shared_memory", 2), ("shared_memory", 3), ("shared_memory", 4), ("gloo", 2)]
