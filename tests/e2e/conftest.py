@@ -1,4 +1,4 @@
-"""Models and servers that the end-to-end tests share: starting one takes seconds."""
+"""A server that the end-to-end tests share: starting one takes seconds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ import pytest
 from tests.server import Server
 from tests.tiny import Tiny
 
-LAYERS = 2
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama that every TP size up to 4 splits unevenly."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return Tiny(layers=LAYERS).write(folder)
-
 
 @pytest.fixture(scope="session")
 def tiny_layers() -> int:
-    return LAYERS
+    return Tiny().layers
 
 
 @pytest.fixture(scope="session")
