@@ -19,7 +19,8 @@ class Deployment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: Settings
-    model_path: str
+    model_path: str  # folder with the weights
+    tokenizer_path: str  # folder with tokenizer.json and the chat template
     served_names: tuple[str, ...]  # the first is the model's id
     spec: ModelSpec
     device: Literal["cpu", "cuda"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tpserve import machine, memory
-from tpserve.checkpoint import folder, headers
+from tpserve.checkpoint import folder, headers, source
 from tpserve.deployment import Deployment
 from tpserve.frontend import template
 from tpserve.frontend.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from tpserve.listen import is_loopback
 from tpserve.model import families
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import ImpossibleSize, Shard, partition
-from tpserve.settings import DEMO, Settings, UserError
+from tpserve.settings import Settings, UserError
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -44,15 +44,18 @@ def resolve(settings: Settings) -> Deployment:
 def _resolve(settings: Settings) -> Deployment:
     _check_host(settings)
     device = _device(settings)
-    path = folder.locate(settings.model)
+    files = source.describe(settings)
+    path = files.path
     config = folder.read_json(path / "config.json")
     family = families.for_architecture(folder.architecture(config))
     folder.check_quantization(config)
     spec = family.spec(config)
     shards = _shards(spec, settings.tp)
-    tokenizer = folder.read_tokenizer(path, spec.vocab_size)
-    stop_ids = folder.stop_ids(path, config, tokenizer, spec.vocab_size)
-    _check_text(path)
+    tokenizer = folder.read_tokenizer(files.tokenizer, spec.vocab_size)
+    stop_ids = folder.stop_ids(files, config, tokenizer, spec.vocab_size)
+    _check_text(files.tokenizer)
+    if settings.load_format != "dummy":
+        files.fetch_weights()
     stored = {} if settings.load_format == "dummy" else headers.scan(path)
     unused = headers.check(spec, stored) if settings.load_format != "dummy" else []
     dtype = _dtype(settings, config, stored)
@@ -62,7 +65,8 @@ def _resolve(settings: Settings) -> Deployment:
     return Deployment(
         settings=settings,
         model_path=str(path),
-        served_names=settings.served_model_name or (_name(settings, path),),
+        tokenizer_path=str(files.tokenizer),
+        served_names=settings.served_model_name or (files.name,),
         spec=spec,
         device=device,
         dtype=dtype,
@@ -153,11 +157,6 @@ def _check_memory(weight_bytes: int, kv_bytes: int, available_bytes: int) -> Non
             f"weights need {memory.show(weight_bytes)} and --kv-cache-memory is {memory.show(kv_bytes)}, but"
             f" {memory.show(available_bytes)} are available; lower --kv-cache-memory, or give a smaller model or --dtype"
         )
-
-
-def _name(settings: Settings, path: Path) -> str:
-    """What clients call the model: never its path."""
-    return DEMO if settings.model == DEMO else path.name
 
 
 def _notes(

@@ -18,7 +18,8 @@ import torch
 from load import Launched, prompts, throughput
 from transformers import AutoModelForCausalLM
 
-from tpserve.checkpoint.folder import locate
+from tpserve.checkpoint.source import describe
+from tpserve.settings import Settings
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 64
 SERIAL_REQUESTS = 4
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(locate(args.model), dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(describe(Settings(model=args.model)).path, dtype=torch.bfloat16).eval()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     with Launched("--model", args.model, "--tp", str(args.tp), "--dtype", "bfloat16") as server:
         throughput(server.url, prompts(8, INPUT_TOKENS), OUTPUT_TOKENS)

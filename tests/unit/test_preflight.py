@@ -88,7 +88,7 @@ def test_served_name_is_the_folders_or_the_given_ones_never_the_path(tiny_model:
 
 
 def test_demo_is_served_as_demo(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpserve.checkpoint.folder.demo_path", lambda: tiny_model)
+    monkeypatch.setattr("tpserve.checkpoint.source.demo_path", lambda: tiny_model)
     assert resolve(Settings()).served_names == ("demo",)
 
 

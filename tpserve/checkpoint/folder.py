@@ -1,33 +1,18 @@
-"""A model folder as transformers writes it, read without torch: where it is, its config, tokenizer and stop ids."""
+"""A model folder as transformers writes it, read without torch: its config, tokenizer and stop ids."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from tpserve.checkpoint.demo import demo_path
+from tpserve.checkpoint.source import Source
 from tpserve.model.families import by_architecture
-from tpserve.settings import DEMO, UserError
+from tpserve.settings import UserError
 
 _CONVERT_TOKENIZER = "write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
-
-
-def locate(model: str) -> Path:
-    """The folder that `--model` means. Raises UserError if there is none."""
-    path = demo_path() if model == DEMO else Path(os.path.expanduser(model))
-    if path.suffix == ".gguf":
-        raise UserError(f"--model {model}: GGUF files are not supported yet; give a folder with safetensors")
-    if path.is_file():
-        raise UserError(f"--model {model}: is a file; give a folder with config.json, tokenizer.json and safetensors")
-    if not path.is_dir():
-        if model == DEMO:
-            raise UserError(f"--model demo: the demo model is not in {path}; run scripts/setup, which makes it")
-        raise UserError(f"--model {model}: no such folder; give one with config.json (Hub names are not supported yet)")
-    return Path(os.path.abspath(path))  # a link keeps its name, which clients know the model by
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -80,12 +65,12 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def stop_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+def stop_ids(files: Source, config: dict[str, Any], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
     """The ids that end an answer: all that config, generation config and tokenizer config name, ascending."""
     found: set[int] = set()
     for name, content in (
         ("config.json", config),
-        ("generation_config.json", read_json(folder / "generation_config.json", required=False)),
+        ("generation_config.json", read_json(files.path / "generation_config.json", required=False)),
     ):
         match content.get("eos_token_id"):
             case None:
@@ -95,10 +80,10 @@ def stop_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, vocab_s
             case [*several] if all(isinstance(one, int) for one in several):
                 found.update(several)
             case other:
-                raise UserError(f"{folder / name}: eos_token_id must be a number or a list of numbers, not {other!r}")
+                raise UserError(f"{files.path / name}: eos_token_id must be a number or a list of numbers, not {other!r}")
     if beyond := [one for one in found if not 0 <= one < vocab_size]:
-        raise UserError(f"{folder}: eos_token_id {beyond[0]} is no id of a vocabulary of {vocab_size}; correct config.json")
-    token = read_json(folder / "tokenizer_config.json", required=False).get("eos_token")
+        raise UserError(f"{files.path}: eos_token_id {beyond[0]} is no id of a vocabulary of {vocab_size}; correct config.json")
+    token = read_json(files.tokenizer / "tokenizer_config.json", required=False).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     token_id = tokenizer.token_to_id(text) if isinstance(text, str) else None
     return tuple(sorted(found if token_id is None else found | {token_id}))

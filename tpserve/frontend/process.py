@@ -51,7 +51,7 @@ class Frontend:
     def __init__(self, charge: Charge, control: Control, context: zmq.Context[zmq.Socket[bytes]]):
         deployment = charge.deployment
         assert charge.listen_fd is not None
-        folder = Path(deployment.model_path)
+        folder = Path(deployment.tokenizer_path)
         tokenizer, chat_template = Tokenizer(folder), template.load(folder)
         if chat_template is None:
             logger.warning("the model has no chat template: /v1/chat/completions will refuse requests")

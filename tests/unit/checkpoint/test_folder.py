@@ -1,4 +1,4 @@
-"""Finding and reading a model folder."""
+"""Reading a model folder."""
 
 from __future__ import annotations
 
@@ -10,37 +10,8 @@ import pytest
 
 from tests.tiny import END, tokenizer
 from tpserve.checkpoint import folder
+from tpserve.checkpoint.source import Source
 from tpserve.settings import UserError
-
-
-def test_locate_gives_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert folder.locate(".") == tmp_path.resolve()
-
-
-def test_locate_demo_that_is_there_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "demo_path", lambda: tmp_path)
-    assert folder.locate("demo") == tmp_path.resolve()
-
-
-def test_locate_demo_that_is_not_there_says_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "demo_path", lambda: tmp_path / "none")
-    with pytest.raises(UserError, match="run scripts/setup"):
-        folder.locate("demo")
-
-
-def test_locate_refuses_by_name_what_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("hello")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    cases = {
-        str(tmp_path / "none"): "no such folder",
-        "org/model-7b": "Hub names are not supported yet",
-        str(tmp_path / "text"): "is a file",
-        str(tmp_path / "model.gguf"): "GGUF files are not supported yet",
-    }
-    for model, reason in cases.items():
-        with pytest.raises(UserError, match=f"^--model {model}: .*{reason}"):
-            folder.locate(model)
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe{}", b"[" * 100_000, b"[1]", b"null"])
@@ -102,22 +73,16 @@ def test_stop_ids_are_the_union_of_all_that_name_them(
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     if token is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
-    assert folder.stop_ids(tmp_path, config, tokenizer(257), 257) == expected
+    assert folder.stop_ids(Source(tmp_path, tmp_path, "m"), config, tokenizer(257), 257) == expected
 
 
 @pytest.mark.parametrize("value", ["2", [1, "2"], 1.5, {"id": 2}])
 def test_stop_ids_of_another_type_are_refused_by_file(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UserError, match=r"config\.json: eos_token_id must be"):
-        folder.stop_ids(tmp_path, {"eos_token_id": value}, tokenizer(257), 257)
+        folder.stop_ids(Source(tmp_path, tmp_path, "m"), {"eos_token_id": value}, tokenizer(257), 257)
 
 
 @pytest.mark.parametrize("value", [-1, 257, 10**30])
 def test_stop_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, value: int) -> None:
     with pytest.raises(UserError, match=f"eos_token_id {value} is no id of a vocabulary of 257"):
-        folder.stop_ids(tmp_path, {"eos_token_id": [2, value]}, tokenizer(257), 257)
-
-
-def test_link_to_a_folder_keeps_its_name(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert folder.locate(str(tmp_path / "link")).name == "link"
+        folder.stop_ids(Source(tmp_path, tmp_path, "m"), {"eos_token_id": [2, value]}, tokenizer(257), 257)

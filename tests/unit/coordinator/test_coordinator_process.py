@@ -63,6 +63,7 @@ SPEC = ModelSpec(
 DEPLOYMENT = Deployment(
     settings=Settings(tp=RANKS),
     model_path="nowhere",
+    tokenizer_path="nowhere",
     served_names=("tiny",),
     spec=SPEC,
     device="cpu",

@@ -143,7 +143,7 @@ class Rig:
 @asynccontextmanager
 async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes: int | None = None) -> AsyncIterator[Rig]:
     """A server on a free port. Fails when it leaves a request open that nobody waits for."""
-    folder = Path(deployment.model_path)
+    folder = Path(deployment.tokenizer_path)
     tokenizer, metrics = Tokenizer(folder), Metrics(deployment.served_names[0])
     engine = Engine(deployment, tokenizer, metrics)
     prompts = PromptMaker(tokenizer, template.load(folder), deployment.spec.vocab_size, deployment.max_model_len)

@@ -41,7 +41,8 @@ def deployment(folder: Path) -> Deployment:
         tied=True, max_position=128,
     )  # fmt: skip
     return Deployment(
-        settings=Settings(model=str(folder), tp=2), model_path=str(folder), served_names=("small", "also-small"),
+        settings=Settings(model=str(folder), tp=2), model_path=str(folder), tokenizer_path=str(folder),
+        served_names=("small", "also-small"),
         spec=spec, device="cpu", dtype="float32", page_size=16, num_pages=64, max_model_len=100, max_num_seqs=8,
         max_num_batched_tokens=64, stop_ids=(END,), threads_per_rank=1,
     )  # fmt: skip

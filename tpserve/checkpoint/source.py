@@ -1,0 +1,60 @@
+"""What `--model` means: the demo, a folder, a GGUF file or a Hub id, each brought to a folder that can be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpserve.checkpoint.demo import demo_path
+from tpserve.settings import DEMO, Settings, UserError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's files are. `fetch_weights` brings what a description of the model can do without."""
+
+    path: Path  # config.json, generation_config.json, weights
+    tokenizer: Path  # tokenizer.json, tokenizer_config.json, chat template
+    name: str  # what clients call the model: never a path
+    fetch_weights: Callable[[], None] = lambda: None
+
+
+def describe(settings: Settings) -> Source:
+    """The model's files but perhaps for its weights, so that what is not supported is refused before they are fetched.
+
+    Raises UserError if there is no such model.
+    """
+    model = settings.model
+    if model == DEMO:
+        return _demo()
+    path = Path(os.path.expanduser(model))
+    if path.suffix == ".gguf":
+        return _gguf(path)
+    if path.is_file():
+        raise UserError(f"--model {model}: is a file; give a folder with config.json, tokenizer.json and safetensors")
+    if not path.is_dir():
+        return _hub(settings)
+    path = Path(os.path.abspath(path))  # a link keeps its name, which clients know the model by
+    return Source(path, _tokenizer(path), path.name)
+
+
+def _demo() -> Source:
+    path = demo_path()
+    if not path.is_dir():
+        raise UserError(f"--model demo: the demo model is not in {path}; run scripts/setup, which makes it")
+    return Source(path, path, DEMO)
+
+
+def _gguf(path: Path) -> Source:
+    raise UserError(f"--model {path}: GGUF files are not supported yet; give a folder with safetensors")
+
+
+def _hub(settings: Settings) -> Source:
+    raise UserError(f"--model {settings.model}: no such folder; give one with config.json (Hub names are not supported yet)")
+
+
+def _tokenizer(path: Path) -> Path:
+    """The folder of the tokenizer: the model's own."""
+    return path
