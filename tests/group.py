@@ -11,7 +11,7 @@ import numpy as np
 import zmq
 
 from launcher import rundir
-from launcher.children import Child, spawn
+from tests.zygote import Worker, zygote
 from tpserve import board
 from tpserve.child import Charge
 from tpserve.deployment import Deployment
@@ -83,14 +83,14 @@ class WorkerGroup:
         board_fd = board.create(self.size)
         self.board = board.Board(board_fd)
         shm_fd = segment.create(self.size) if self.size > 1 else None
-        self.children: list[Child] = []
+        self.children: list[Worker] = []
         self.unread: list[tuple[bytes, Message]] = []
         for rank in range(self.size):
             charge = Charge(
                 role="worker", rank=rank, epoch=EPOCH, run_dir=str(self.run_dir.path), launcher_pid=os.getpid(),
                 board_fd=board_fd, shm_fd=shm_fd, deployment=self.deployment,
             )  # fmt: skip
-            self.children.append(spawn(charge))
+            self.children.append(zygote().spawn(charge))
         if shm_fd is not None:
             os.close(shm_fd)
         os.close(board_fd)
@@ -181,5 +181,5 @@ class WorkerGroup:
         while self.control.poll(0):
             self.unread.append(self._read(self.control))
         for child in self.children:
-            if child.process.poll() is not None:
-                raise WorkerFailed(f"{child.title} ended with {child.process.returncode}")
+            if child.wait(0):
+                raise WorkerFailed(f"{child.title} ended")

@@ -1,4 +1,4 @@
-"""Tiny Llama folders with random float32 weights, written by transformers: quick to load, and nothing in them is even."""
+"""Tiny model folders with random float32 weights, written by transformers: quick to load, and nothing in them is even."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Tiny:
-    """Sizes of a model (`hidden` a multiple of `heads`). By default groups, vocabulary and MLP blocks are uneven."""
+    """Sizes of a Llama (`hidden` a multiple of `heads`). By default groups, vocabulary and MLP blocks are uneven."""
 
     heads: int = 9
     kv_heads: int = 3
@@ -35,16 +35,11 @@ class Tiny:
 
     def write(self, folder: Path) -> Path:
         """Write the model with a byte-level tokenizer; its id 0 ends an answer. Returns the folder."""
-        self.model().save_pretrained(folder)
-        tokenizer(self.vocab).save(str(folder / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return folder
+        return write(self.model(), folder)
 
     def model(self) -> Any:
-        """The same model as transformers has it; biases and norms are random too, so that a lost one shows."""
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
+        """The same model as transformers has it."""
+        from transformers import LlamaConfig
 
         config = LlamaConfig(
             vocab_size=self.vocab,
@@ -61,18 +56,37 @@ class Tiny:
             bos_token_id=None,
             eos_token_id=0,
         )
-        model = LlamaForCausalLM(config).eval()
-        generator = torch.Generator().manual_seed(self.seed)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                if "embed" in name:
-                    parameter.copy_(noise)
-                elif parameter.ndim == 2:  # of unit gain, so that no layer's part is lost beside another's
-                    parameter.copy_(noise / parameter.shape[1] ** 0.5)
-                else:
-                    parameter.copy_(0.2 * noise + ("norm" in name))
-        return model
+        return random_model(config, self.seed)
+
+
+def random_model(config: Any, seed: int = 0) -> Any:
+    """The model of a transformers config, in float32; biases and norms are random too, so that a lost one shows."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(0.2 * noise + (name.endswith("weight") and not config.model_type.startswith("gemma")))
+            elif "embed" in name:
+                parameter.copy_(noise)
+            elif parameter.ndim == 2:  # of unit gain, so that no layer's part is lost beside another's
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+            else:
+                parameter.copy_(0.2 * noise)
+    return model
+
+
+def write(model: Any, folder: Path) -> Path:
+    """Write a model of transformers with a byte-level tokenizer, whose id 0 ends an answer. Returns the folder."""
+    model.save_pretrained(folder)
+    tokenizer(model.config.vocab_size).save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def tokenizer(vocab: int) -> Tokenizer:

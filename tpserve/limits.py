@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tpserve.model.spec import ModelSpec
+from tpserve.model.spec import Dynamic, ModelSpec
 from tpserve.settings import Settings, UserError
 
 _STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # a CPU's step stays short enough for the streams that wait for it
@@ -47,7 +47,8 @@ def _length(settings: Settings, spec: ModelSpec, pool_tokens: int | None) -> int
         return fits
     if wanted > spec.max_position:
         raise UserError(
-            f"--max-model-len {wanted}: the model was made for {spec.max_position} positions; the largest is {fits}"
+            f"--max-model-len {wanted}: the model was made for {spec.max_position} positions{_beyond(spec)};"
+            f" the largest is {fits}"
         )
     if wanted > fits:
         raise UserError(
@@ -55,6 +56,11 @@ def _length(settings: Settings, spec: ModelSpec, pool_tokens: int | None) -> int
             " or give more --kv-cache-memory"
         )
     return wanted
+
+
+def _beyond(spec: ModelSpec) -> str:
+    is_dynamic = any(isinstance(layer.rotary.scaling, Dynamic) for layer in spec.layers)
+    return ", and its dynamic rotary scaling beyond them is not supported" if is_dynamic else ""
 
 
 def _step_tokens(settings: Settings, length: int, default: int) -> tuple[int, int, tuple[str, ...]]:

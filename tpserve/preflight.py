@@ -54,10 +54,12 @@ def _resolve(settings: Settings) -> Deployment:
     tokenizer = folder.read_tokenizer(files.tokenizer, spec.vocab_size)
     stop_ids = folder.stop_ids(files, config, tokenizer, spec.vocab_size)
     _check_text(files.tokenizer)
+    stored, unused = {}, []
     if settings.load_format != "dummy":
         files.fetch_weights()
-    stored = {} if settings.load_format == "dummy" else headers.scan(path)
-    unused = headers.check(spec, stored) if settings.load_format != "dummy" else []
+        stored = headers.scan(path)
+        spec = headers.untie(spec, stored)
+        unused = headers.check(spec, stored)
     dtype = _dtype(settings, config, stored)
     pages = _pages(settings, spec, shards, device, dtype)
     sizes = limits(settings, spec, None if pages is None else pages * settings.block_size, device)

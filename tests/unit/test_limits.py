@@ -32,6 +32,13 @@ def test_length_beyond_the_model_is_refused_with_the_largest() -> None:
         limits(Settings(max_model_len=4097), SPEC, 1600, "cpu")
 
 
+def test_length_beyond_what_dynamic_rotary_scaling_leaves_alone_is_refused_by_its_name() -> None:
+    spec = llama.spec(CONFIG | {"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert limits(Settings(), spec, 1600, "cpu").max_model_len == 64
+    with pytest.raises(UserError, match=r"^--max-model-len 65: .*dynamic rotary scaling .*; the largest is 64$"):
+        limits(Settings(max_model_len=65), spec, 1600, "cpu")
+
+
 @pytest.mark.parametrize(("device", "expected"), [("cpu", 512), ("cuda", 8192)])
 def test_automatic_step_tokens_depend_on_the_device(device: str, expected: int) -> None:
     assert limits(Settings(), SPEC, None, device).max_num_batched_tokens == expected  # type: ignore[arg-type]

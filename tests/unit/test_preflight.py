@@ -164,7 +164,7 @@ def test_empty_folder_is_refused_by_path(tmp_path: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported: LlamaForCausalLM"),
         ({"architectures": None}, "architectures is None"),
         ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
-        ({"rope_scaling": {"type": "yarn"}}, "'yarn'"),
+        ({"rope_scaling": {"type": "longrope"}}, "'longrope'"),
         ({"vocab_size": 256}, "the embedding has 256 rows"),
         ({"hidden_size": 63}, "has shape [257, 54], config.json says [257, 63]"),
         ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported; give --dtype"),

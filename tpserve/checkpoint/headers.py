@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from tpserve.checkpoint.folder import read_json
-from tpserve.model.families import tensors
+from tpserve.model.families import family, tensors
 from tpserve.model.spec import ModelSpec
 from tpserve.settings import UserError
 
@@ -52,6 +52,13 @@ def scan(folder: Path) -> dict[str, Stored]:
     return found
 
 
+def untie(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:
+    """The model with its own head, if the checkpoint has one: as transformers does, a tie is only for want of it."""
+    own = replace(spec, tied=False)
+    head = next(param for param in family(spec.family).params(own) if param.name == "head")
+    return own if head.tensor in stored else spec
+
+
 def check(spec: ModelSpec, stored: Mapping[str, Stored]) -> list[str]:
     """Raise UserError unless every tensor of the model is there as it must be. Returns the names that nothing uses."""
     needed = set()
@@ -71,10 +78,16 @@ def check(spec: ModelSpec, stored: Mapping[str, Stored]) -> list[str]:
     return sorted(stored.keys() - needed)
 
 
-def _indexed(folder: Path) -> dict[str, Stored]:
+def weight_map(folder: Path) -> dict[str, str]:
+    """File name by tensor name, as the folder's index has it. Raises UserError if that is no such map."""
     where = read_json(folder / INDEX).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) and file == Path(file).name for file in where.values()):
         raise UserError(f"{folder / INDEX} has no weight_map of tensor names to file names; download it again")
+    return where
+
+
+def _indexed(folder: Path) -> dict[str, Stored]:
+    where = weight_map(folder)
     headers: dict[str, dict[str, Stored]] = {}
     for file in sorted(set(where.values())):
         if not (folder / file).is_file():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from tpserve.checkpoint.headers import scan
 from tpserve.kernels.linear import pack
-from tpserve.model.decoder import LayerWeights, Weights
-from tpserve.model.families import Param, family, held
+from tpserve.model.decoder import LayerWeights, Norm, Weights
+from tpserve.model.families import Layout, Param, family, held
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import Shard, Span
 
@@ -90,38 +91,34 @@ class _Loader:
 
     def weights(self) -> Weights:
         top = {param.name: param for param in family(self.spec.family).params(self.spec)}
-        head = self._part(top["head"], None, self.storage)
+        layer = {param.name: param for param in family(self.spec.family).layer_params(self.spec)}
+        norm, head = _Parts(self, top, None).norm("norm"), self.part(top["head"], None, self.storage)
+        assert norm is not None
         assert head is not None
         return Weights(
             embed=self._whole(top["embed"]),
-            layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
-            norm=self._part(top["norm"], None, torch.float32),  # type: ignore[arg-type]
+            layers=tuple(self._layer(_Parts(self, layer, number)) for number in range(self.spec.num_layers)),
+            norm=norm,
             head=pack(head),
         )
 
-    def _layer(self, layer: int) -> LayerWeights:
-        params = {param.name: param for param in family(self.spec.family).layer_params(self.spec)}
-
-        def fused(dtype: torch.dtype, *names: str) -> Tensor | None:
-            parts = [self._part(params[name], layer, dtype) for name in names if name in params]
-            kept = [part for part in parts if part is not None]
-            return torch.cat(kept) if len(kept) > 1 else next(iter(kept), None)
-
-        def product(*names: str) -> Tensor | None:
-            weight = fused(self.storage, *names)
-            return None if weight is None else pack(weight)
-
+    def _layer(self, parts: _Parts) -> LayerWeights:
+        attn_norm = parts.norm("attn_norm")
+        assert attn_norm is not None
         return LayerWeights(
-            attn_norm=fused(torch.float32, "attn_norm"),  # type: ignore[arg-type]
-            wqkv=product("wq", "wk", "wv"),
-            bqkv=fused(self.compute, "bq", "bk", "bv"),
-            wo=product("wo"),
-            bo=fused(torch.float32, "bo"),
-            mlp_norm=fused(torch.float32, "mlp_norm"),  # type: ignore[arg-type]
-            w_gate_up=product("w_gate", "w_up"),
-            b_gate_up=fused(self.compute, "b_gate", "b_up"),
-            w_down=product("w_down"),
-            b_down=fused(torch.float32, "b_down"),
+            attn_norm=attn_norm,
+            wqkv=parts.product("wqkv", "wq", "wk", "wv"),
+            bqkv=parts.fused(self.compute, "bqkv", "bq", "bk", "bv"),
+            qk_norm=parts.qk_norm(),
+            wo=parts.product("wo"),
+            bo=parts.fused(torch.float32, "bo"),
+            attn_out_norm=parts.norm("attn_out_norm"),
+            mlp_norm=parts.norm("mlp_norm"),
+            w_up=parts.product("w_gate", "w_up"),
+            b_up=parts.fused(self.compute, "b_gate", "b_up"),
+            w_down=parts.product("w_down"),
+            b_down=parts.fused(torch.float32, "b_down"),
+            mlp_out_norm=parts.norm("mlp_out_norm"),
         )
 
     def _whole(self, param: Param) -> Tensor:
@@ -130,14 +127,16 @@ class _Loader:
         self._count(tensor.numel() * self.storage.itemsize)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, self.storage)
 
-    def _part(self, param: Param, layer: int | None, dtype: torch.dtype) -> Tensor | None:
+    def part(self, param: Param, layer: int | None, dtype: torch.dtype) -> Tensor | None:
         """The rank's slice, or None if it holds nothing of a layer's part (an empty head stays a tensor)."""
         spans = [Span(0, size) for size in param.shape]
         if param.split is not None:
             spans[param.dim] = held(self.spec, self.shard, param, layer)
             if not spans[param.dim] and layer is not None:
                 return None
-        part = self.source.read(param.tensor.format(layer=layer), tuple(spans))
+        part = _arranged(self.source.read(param.tensor.format(layer=layer), tuple(spans)), param.layout, self.spec.head_dim)
+        if param.offset:
+            part = part.float() + param.offset
         kept = torch.empty(part.shape, dtype=dtype, device=self.device).copy_(part)
         self._count(kept.nbytes)
         return kept
@@ -145,3 +144,56 @@ class _Loader:
     def _count(self, size_bytes: int) -> None:
         self.done_bytes += size_bytes
         self.progress(self.done_bytes)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """This rank's parts of one layer by the names of their parameters; what the model does not have is None."""
+
+    loader: _Loader
+    params: Mapping[str, Param]
+    layer: int | None
+
+    def fused(self, dtype: torch.dtype, *names: str) -> Tensor | None:
+        parts = [self.loader.part(self.params[name], self.layer, dtype) for name in names if name in self.params]
+        kept = [part for part in parts if part is not None]
+        return torch.cat(kept) if len(kept) > 1 else next(iter(kept), None)
+
+    def product(self, *names: str) -> Tensor | None:
+        weight = self.fused(self.loader.storage, *names)
+        return None if weight is None else pack(weight)
+
+    def norm(self, name: str) -> Norm | None:
+        weight = self.fused(torch.float32, name)
+        return None if weight is None else Norm(weight, self.fused(torch.float32, f"{name}_bias"))
+
+    def qk_norm(self) -> Tensor | None:
+        """One row for each query and KV head, also where the checkpoint has one for all of them."""
+        if self.layer is None or not self.loader.spec.qk_norm:
+            return None
+        held, head_dim = self.loader.shard.layers[self.layer], self.loader.spec.head_dim
+        rows = []
+        for name, heads in (("q_norm", held.q_heads), ("k_norm", held.kv_heads)):
+            weight = self.fused(torch.float32, name)
+            rows += [] if weight is None else [weight.expand(len(heads), head_dim)]
+        return torch.cat(rows) if rows else None
+
+
+def _arranged(part: Tensor, layout: Layout, head_dim: int) -> Tensor:
+    """Whole heads of a checkpoint's tensor in the decoder's order."""
+    match layout:
+        case "plain":
+            return part
+        case "pairs":
+            return _halves(part, 0, head_dim)
+        case "norm_pairs":
+            return _halves(part, 1, head_dim)
+        case "qkv_by_head":
+            by_kind: Tensor = part.unflatten(0, (-1, 3, head_dim)).transpose(0, 1).flatten(0, 2)
+            return by_kind
+
+
+def _halves(part: Tensor, axis: int, head_dim: int) -> Tensor:
+    """Neighbours that rotate together move into the two halves of their head."""
+    halves: Tensor = part.unflatten(axis, (-1, head_dim // 2, 2)).transpose(axis + 1, axis + 2).flatten(axis, axis + 2)
+    return halves

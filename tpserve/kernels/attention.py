@@ -19,7 +19,10 @@ _MOST_GATHERED = 1 << 16  # tokens copied out of the pool at once: bounds memory
 
 @dataclass(frozen=True)
 class SingleRows:
-    """Rows of one token each. `tokens` (rows,), `pages` (rows * n,) flat, `mask` (rows, 1, 1, n * page_size)."""
+    """Rows of one token each, with n pages that they see.
+
+    `tokens` (rows,), `pages` (rows * n,) flat, `mask` (rows, 1, 1, n * page_size).
+    """
 
     tokens: Tensor
     pages: Tensor
@@ -33,7 +36,7 @@ class ChunkRow:
     first: int
     stop: int
     pages: Tensor
-    length: int  # tokens of context, the row's own included
+    length: int  # tokens of context from its first page on, the row's own included
     mask: Tensor | None
 
 
@@ -46,21 +49,36 @@ class Arrangement:
 
 
 def arrange(
-    starts: np.ndarray, counts: np.ndarray, tables: np.ndarray, page_size: int, device: torch.device, dtype: torch.dtype
+    starts: np.ndarray,
+    counts: np.ndarray,
+    tables: np.ndarray,
+    page_size: int,
+    window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Arrangement:
     """Group rows; row r has `counts[r]` tokens from position `starts[r]` and its pages in `tables[r]` (rows, pages).
 
+    A token sees the last `window` tokens up to itself; pages that no token of the row sees are left out.
     The places of a row's last page behind its tokens must hold finite values.
     """
-    lengths = starts.astype(np.int64) + counts
+    starts = starts.astype(np.int64)
+    oldest = np.zeros_like(starts) if window is None else np.maximum(0, starts + 1 - window)  # position that a row sees
+    unseen = oldest // page_size  # pages
+    # From here on, places count from a row's first page that is seen.
+    oldest, starts = oldest - unseen * page_size, starts - unseen * page_size
+    lengths = starts + counts
     pages = -(-lengths // page_size)
     first = np.cumsum(counts, dtype=np.int64) - counts
 
     def single(rows: np.ndarray) -> SingleRows:
         most = int(pages[rows].max())
         # Padding repeats the row's own first page: a foreign one could hold NaN, which no mask keeps out.
-        table = np.where(np.arange(most) < pages[rows, None], tables[rows, :most], tables[rows, :1])
-        mask = np.where(np.arange(most * page_size) < lengths[rows, None], np.float32(0), np.float32(-np.inf))
+        places = unseen[rows, None] + np.where(np.arange(most) < pages[rows, None], np.arange(most), 0)
+        table = np.take_along_axis(tables[rows], places, axis=1)
+        place = np.arange(most * page_size)
+        seen = (place >= oldest[rows, None]) & (place < lengths[rows, None])
+        mask = np.where(seen, np.float32(0), np.float32(-np.inf))
         return SingleRows(
             torch.from_numpy(first[rows]).to(device),
             torch.from_numpy(table.reshape(-1)).to(device),
@@ -70,10 +88,11 @@ def arrange(
     def chunk(row: int) -> ChunkRow:
         start, count, length = int(starts[row]), int(counts[row]), int(lengths[row])
         mask = None
-        if start:
-            future = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
-            mask = future.triu_(diagonal=start + 1)
-        ids = torch.from_numpy(tables[row, : pages[row]]).to(device)
+        if start or (window is not None and window < length):
+            mask = torch.full((count, length), -torch.inf, dtype=dtype, device=device).triu_(start + 1)
+            if window is not None:
+                mask += torch.full_like(mask, -torch.inf).tril_(start - window)
+        ids = torch.from_numpy(tables[row, unseen[row] : unseen[row] + pages[row]]).to(device)
         return ChunkRow(int(first[row]), int(first[row]) + count, ids, length, mask)
 
     ones = np.flatnonzero(counts == 1)
@@ -84,18 +103,17 @@ def arrange(
     )
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, rows: Arrangement) -> Tensor:
-    """Attention output (tokens, heads, head_dim) for query of that shape.
+def attend(query: Tensor, keys: Tensor, values: Tensor, rows: Arrangement, scale: float) -> Tensor:
+    """Attention output (tokens, heads, head_dim) for query of that shape (Vaswani et al. 2017).
 
     `keys` and `values` are one layer's pools (pages, page_size, kv_heads, head_dim), this step's
-    tokens included. Query head h reads KV head h // (heads // kv_heads). Scores are scaled by
-    head_dim ** -0.5 (Vaswani et al. 2017).
+    tokens included. Query head h reads KV head h // (heads // kv_heads). Scores are multiplied by `scale`.
     """
     out = torch.empty_like(query)
     for single in rows.singles:
-        out.index_copy_(0, single.tokens, _singles(query.index_select(0, single.tokens), keys, values, single))
+        out.index_copy_(0, single.tokens, _singles(query.index_select(0, single.tokens), keys, values, single, scale))
     for chunk in rows.chunks:
-        out[chunk.first : chunk.stop] = _chunk(query[chunk.first : chunk.stop], keys, values, chunk)
+        out[chunk.first : chunk.stop] = _chunk(query[chunk.first : chunk.stop], keys, values, chunk, scale)
     return out
 
 
@@ -117,21 +135,21 @@ def _gather(pool: Tensor, pages: Tensor, rows: int, dtype: torch.dtype) -> Tenso
     return pool.index_select(0, pages).to(dtype).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
 
 
-def _singles(query: Tensor, keys: Tensor, values: Tensor, single: SingleRows) -> Tensor:
+def _singles(query: Tensor, keys: Tensor, values: Tensor, single: SingleRows, scale: float) -> Tensor:
     """One token per row: the query heads of a group take the place of query positions."""
     rows, heads, head_dim = query.shape
     k, v = (_gather(pool, single.pages, rows, query.dtype) for pool in (keys, values))
     grouped = query.view(rows, k.shape[1], -1, head_dim)
     mask = single.mask.expand(rows, 1, grouped.shape[2], single.mask.shape[-1])
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(rows, heads, head_dim)
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).reshape(rows, heads, head_dim)
 
 
-def _chunk(query: Tensor, keys: Tensor, values: Tensor, chunk: ChunkRow) -> Tensor:
+def _chunk(query: Tensor, keys: Tensor, values: Tensor, chunk: ChunkRow, scale: float) -> Tensor:
     """Many tokens of one row: KV heads take the place of the batch, and a group shares its keys without a copy."""
     count, heads, head_dim = query.shape
     k, v = (_gather(pool, chunk.pages, 1, query.dtype)[0, :, None, : chunk.length] for pool in (keys, values))
     kv_heads, group = k.shape[0], heads // k.shape[0]
     grouped = query.view(count, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (x.expand(kv_heads, group, chunk.length, head_dim) for x in (k, v))
-    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(count, heads, head_dim)

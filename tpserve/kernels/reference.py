@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -15,19 +19,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
     return normed
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, for gate_up (tokens, 2 * columns) with the gate first (Shazeer 2020, SwiGLU)."""
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    """(x - mean) / deviation * weight + bias over the last axis (Ba et al. 2016); all float32, the result `dtype`."""
+    normed = F.layer_norm(x, x.shape[-1:], eps=eps).mul_(weight)
+    return (normed if bias is None else normed.add_(bias)).to(dtype)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The MLP's non-linearity, element by element. GELU is the exact one or its tanh form (Hendrycks and Gimpel 2016)."""
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="none" if activation == "gelu" else "tanh")
+
+
+def activate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, for gate_up (tokens, 2 * columns) with the gate first (Shazeer 2020)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return activate(gate, activation).mul_(up)
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (tokens, heads, head_dim) by its positions; halves are paired (Su et al. 2021, rotate-half form).
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotate the first dimensions of x (tokens, heads, head_dim) by its positions; halves are paired (Su et al. 2021).
 
-    `cos` and `sin` are (tokens, 1, head_dim / 2), float32; the product is float32, the result x's dtype.
+    `cos` and `sin` are (tokens, 1, dims / 2), float32; the product is float32, the result `dtype`. Dimensions
+    from `dims` on are left as they are.
     """
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    half = cos.shape[-1]
+    low, high, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1).to(dtype)
 
 
 def write_kv(pool: Tensor, slots: Tensor, values: Tensor) -> None:

@@ -145,7 +145,7 @@ def _attention_params(spec: ModelSpec, layer: LayerShard) -> int:
 
 
 def _column_params(spec: ModelSpec) -> int:
-    return 3 * spec.hidden_size  # gate, up, down
+    return (3 if spec.gated_mlp else 2) * spec.hidden_size  # gate, up, down
 
 
 def _blocks(spec: ModelSpec) -> int:

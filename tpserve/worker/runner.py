@@ -46,6 +46,7 @@ class Runner:
         self.slots = slots
         self.pools = pools
         self.device = pools.device
+        self.windows = {layer.window for layer in decoder.spec.layers}
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, data: bytes) -> StepOutcome:
@@ -82,10 +83,19 @@ class Runner:
         ids = self._index(tokens.ids)
         if len(tokens.fed):
             ids.index_copy_(0, self._index(tokens.fed), self.slots.last_ids.index_select(0, self._index(tokens.fed_slots)))
-        page_size = self.slots.page_size
-        tables = self.slots.tables[tokens.slots, : 1 + int((tokens.starts + tokens.counts - 1).max()) // page_size]
-        rows = attention.arrange(tokens.starts, tokens.counts, tables, page_size, self.device, self.decoder.compute)
-        return StepInputs(ids, self._index(tokens.positions), self._index(tokens.kv_slots), rows)
+        return StepInputs(ids, self._index(tokens.positions), self._index(tokens.kv_slots), self._rows(tokens))
+
+    def _rows(self, tokens: StepTokens) -> dict[int | None, attention.Arrangement]:
+        """By window; one that reaches over every row of this step is no window."""
+        page_size, longest = self.slots.page_size, int((tokens.starts + tokens.counts).max())
+        tables = self.slots.tables[tokens.slots, : -(-longest // page_size)]
+
+        def arrange(window: int | None) -> attention.Arrangement:
+            return attention.arrange(tokens.starts, tokens.counts, tables, page_size, window, self.device, self.decoder.compute)
+
+        effective = {window: None if window is None or window >= longest else window for window in self.windows}
+        arranged = {window: arrange(window) for window in set(effective.values())}
+        return {window: arranged[effective[window]] for window in self.windows}
 
     def _sampling(self, tokens: StepTokens, sampled: np.ndarray) -> SamplingRows:
         slots, state = tokens.slots[sampled], self.slots

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.specs import llama_spec
 from tpserve import memory
 from tpserve.checkpoint.demo import demo_path
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
@@ -43,7 +44,7 @@ def test_weight_bytes_per_rank_are_within_one_block_of_even(demo: tuple[Path, Mo
 
 
 def test_shards_of_dummy_weights_are_slices_of_one_model() -> None:
-    spec = ModelSpec("llama", 100, 32, 2, 6, 3, 8, 72, 1e-5, 1e4, True, True, True, False, 64)
+    spec = llama_spec(vocab=100, hidden=32, layers=2, heads=6, kv_heads=3, head_dim=8, intermediate=72, bias=True, tie=False)
 
     def weights(ranks: int) -> list[Weights]:
         shards = partition(spec, ranks)

@@ -14,6 +14,7 @@ import zmq
 from launcher import rundir
 from launcher.children import spawn
 from tests.server import wait_for
+from tests.specs import llama_spec
 from tests.unit.coordinator.model_worker import make_submit
 from tpserve import board
 from tpserve.child import Charge
@@ -35,7 +36,6 @@ from tpserve.messages import (
     decode,
     encode,
 )
-from tpserve.model.spec import ModelSpec
 from tpserve.settings import Settings
 
 EPOCH = 5
@@ -43,23 +43,7 @@ LIMIT_S = 30
 RANKS = 2
 PAGES = 16
 
-SPEC = ModelSpec(
-    family="llama",
-    vocab_size=64,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=32,
-    norm_eps=1e-5,
-    rope_theta=1e4,
-    qkv_bias=False,
-    attention_out_bias=False,
-    mlp_bias=False,
-    tied=True,
-    max_position=64,
-)
+SPEC = llama_spec(vocab=64, hidden=16, layers=1, heads=2, kv_heads=2, head_dim=8, intermediate=32)
 DEPLOYMENT = Deployment(
     settings=Settings(tp=RANKS),
     model_path="nowhere",

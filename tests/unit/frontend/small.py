@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.specs import llama_spec
 from tpserve.deployment import Deployment
-from tpserve.model.spec import ModelSpec
 from tpserve.settings import Settings
 
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>"]
@@ -35,11 +35,7 @@ def write(folder: Path) -> Path:
 
 def deployment(folder: Path) -> Deployment:
     """A server of that model with room for 100 tokens; the model knows ten ids that the tokenizer does not."""
-    spec = ModelSpec(
-        family="llama", vocab_size=310, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
-        intermediate_size=64, norm_eps=1e-5, rope_theta=1e4, qkv_bias=False, attention_out_bias=False, mlp_bias=False,
-        tied=True, max_position=128,
-    )  # fmt: skip
+    spec = llama_spec(vocab=310, hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=64, max_position=128)
     return Deployment(
         settings=Settings(model=str(folder), tp=2), model_path=str(folder), tokenizer_path=str(folder),
         served_names=("small", "also-small"),

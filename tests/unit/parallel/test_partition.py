@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.specs import llama_spec
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import MLP_BLOCK, ImpossibleSize, Shard, Span, largest_size, partition, weight_params
 
-DEMO = ModelSpec(
-    family="llama", vocab_size=49152, hidden_size=576, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64,
-    intermediate_size=1536, norm_eps=1e-5, rope_theta=1e5, qkv_bias=False, attention_out_bias=False, mlp_bias=False,
-    tied=True, max_position=8192,
-)  # fmt: skip
+DEMO = llama_spec(vocab=49152, hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate=1536)
 BLOCK_PARAMS = MLP_BLOCK * 3 * DEMO.hidden_size
 
 
@@ -31,7 +28,7 @@ def cases(draw: st.DrawFn) -> tuple[ModelSpec, int]:
         vocab_size=draw(st.integers(1, 1000)),
         head_dim=draw(st.sampled_from([2, 16, 64])),
         hidden_size=draw(st.sampled_from([8, 96, 576])),
-        num_layers=draw(st.integers(1, 4)),
+        layers=DEMO.layers[: draw(st.integers(1, 4))],
     )
     return spec, draw(st.integers(1, min(largest_size(spec), 40)))
 
@@ -99,7 +96,7 @@ def test_larger_sizes_are_refused_with_the_sizes_that_work(case: tuple[ModelSpec
 
 
 def test_one_head_and_one_block_go_to_two_ranks_at_most() -> None:
-    spec = replace(DEMO, num_heads=1, num_kv_heads=1, intermediate_size=MLP_BLOCK, num_layers=2)
+    spec = replace(DEMO, num_heads=1, num_kv_heads=1, intermediate_size=MLP_BLOCK, layers=DEMO.layers[:2])
     assert [bool(shard.layers[0].q_heads) for shard in partition(spec, 2)] == [True, False]
     with pytest.raises(ImpossibleSize, match="1 to 2"):
         partition(spec, 8)

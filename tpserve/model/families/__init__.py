@@ -14,7 +14,31 @@ from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import Shard, Span
 from tpserve.settings import UserError
 
-_FAMILIES = ("llama",)  # modules of this package
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "cohere", "gpt_neox")  # modules of this package
+
+_QWEN, _OTHER = "a Qwen2, Qwen2.5 or Qwen3 model", "a model of a supported family, such as Qwen3 or Llama"
+_NEEDS_CODE = {  # architectures that transformers itself does not have, and what to use instead
+    "QWenLMHeadModel": _QWEN,
+    "ChatGLMModel": _OTHER,
+    "ChatGLMForConditionalGeneration": _OTHER,
+    "BaichuanForCausalLM": _OTHER,
+    "BaiChuanForCausalLM": _OTHER,
+    "InternLMForCausalLM": _OTHER,
+    "InternLM2ForCausalLM": _OTHER,
+    "InternLM3ForCausalLM": _OTHER,
+    "XverseForCausalLM": _OTHER,
+    "AquilaForCausalLM": _OTHER,
+    "OrionForCausalLM": _OTHER,
+    "TeleChatForCausalLM": _OTHER,
+    "MiniCPMForCausalLM": _OTHER,
+}
+
+
+# How the rows of a checkpoint's tensor lie, where that differs from the decoder's (heads, head_dim):
+# pairs: (heads * head_dim, ...), dimensions that rotate together are neighbours, and not in their head's two halves
+# norm_pairs: the same for (heads, head_dim)
+# qkv_by_head: (heads, [query, key, value], head_dim), and not first all queries, then all keys, then all values
+Layout = Literal["plain", "pairs", "norm_pairs", "qkv_by_head"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +50,8 @@ class Param:
     shape: tuple[int, ...]  # of the whole model
     split: Literal["q_heads", "kv_heads", "columns", "vocab"] | None  # what the ranks divide; None: each holds it whole
     dim: int = 0  # the dimension that is divided
+    offset: float = 0.0  # what the model adds to the tensor before it uses it
+    layout: Layout = "plain"
 
 
 class Family(Protocol):
@@ -56,9 +82,13 @@ def by_architecture() -> dict[str, Family]:
 def for_architecture(name: str) -> Family:
     """The family of an architecture. Raises UserError if none has it."""
     known = by_architecture()
-    if name not in known:
-        raise UserError(f"config.json: architecture {name!r} is not supported; supported: {', '.join(known)}")
-    return known[name]
+    if name in known:
+        return known[name]
+    if name in _NEEDS_CODE:
+        raise UserError(
+            f"config.json: architecture {name!r} needs code from its model folder, which is never run; use {_NEEDS_CODE[name]}"
+        )
+    raise UserError(f"config.json: architecture {name!r} is not supported; supported: {', '.join(known)}")
 
 
 def tensors(spec: ModelSpec) -> Iterator[tuple[str, Param, int | None]]:
@@ -79,5 +109,10 @@ def held(spec: ModelSpec, shard: Shard, param: Param, layer: int | None) -> Span
         return shard.vocab
     if param.split == "columns":
         return shard.layers[layer].columns
-    heads = shard.layers[layer].q_heads if param.split == "q_heads" else shard.layers[layer].kv_heads
-    return Span(heads.start * spec.head_dim, heads.stop * spec.head_dim)
+    heads, total = (
+        (shard.layers[layer].q_heads, spec.num_heads)
+        if param.split == "q_heads"
+        else (shard.layers[layer].kv_heads, spec.num_kv_heads)
+    )
+    rows = param.shape[param.dim] // total  # of a head
+    return Span(heads.start * rows, heads.stop * rows)

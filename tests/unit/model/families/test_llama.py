@@ -12,7 +12,7 @@ from tests.tiny import Tiny
 from tpserve.checkpoint import folder, headers
 from tpserve.model import families
 from tpserve.model.families import llama
-from tpserve.parallel.partition import Span, partition
+from tpserve.model.spec import LayerSpec, Rotary
 from tpserve.settings import UserError
 
 CONFIG: dict[str, Any] = {
@@ -48,51 +48,15 @@ def test_spec_has_the_configs_values() -> None:
     )
     assert (spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_heads) == (100, 64, 2, 4)
     assert (spec.num_kv_heads, spec.head_dim, spec.intermediate_size, spec.max_position) == (2, 8, 96, 77)
-    assert (spec.norm_eps, spec.rope_theta) == (1e-5, 5e5)
+    assert (spec.norm_eps, spec.layers) == (1e-5, (LayerSpec(Rotary(8, 5e5)),) * 2)
     assert (spec.qkv_bias, spec.attention_out_bias, spec.mlp_bias, spec.tied) == (True, True, True, True)
 
 
 def test_spec_fills_in_the_defaults_of_transformers() -> None:
     spec = llama.spec(CONFIG | {"head_dim": None, "num_key_value_heads": None})
-    assert (spec.num_kv_heads, spec.head_dim, spec.rope_theta, spec.norm_eps) == (4, 16, 10_000.0, 1e-6)
+    assert (spec.num_kv_heads, spec.head_dim, spec.norm_eps) == (4, 16, 1e-6)
+    assert spec.layers[0] == LayerSpec(Rotary(16, 10_000.0))
     assert not any((spec.qkv_bias, spec.attention_out_bias, spec.mlp_bias, spec.tied))
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_theta": 3e4},
-        {"rope_parameters": {"rope_theta": 3e4, "rope_type": "default"}},
-        {"rope_parameters": {"rope_theta": 3e4}, "rope_theta": 1.0},
-        {"rope_theta": 3e4, "rope_scaling": {"type": "default"}},
-    ],
-)
-def test_rope_theta_is_read_from_either_place(rope: dict[str, Any]) -> None:
-    assert llama.spec(CONFIG | rope).rope_theta == 3e4
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling of type 'linear'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling of type 'llama3'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters of type 'yarn'"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
-        ({"sliding_window": 32}, "sliding_window 32"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    ],
-)
-def test_what_is_not_built_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match="not supported yet") as refusal:
-        llama.spec(CONFIG | changes)
-    assert named in str(refusal.value)
-
-
-def test_sliding_window_that_is_not_used_is_taken() -> None:
-    assert llama.spec(CONFIG | {"sliding_window": 32, "use_sliding_window": False}) == llama.spec(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +66,7 @@ def test_sliding_window_that_is_not_used_is_taken() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers 0: must be greater"),
         ({"vocab_size": None}, "vocab_size None"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan"),
-        ({"rope_parameters": {"rope_theta": "far"}}, "rope_theta 'far'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_parameters": 7}, "rope_parameters 7"),
         ({"num_key_value_heads": 3}, "not a multiple of 3 key-value heads"),
         ({"num_attention_heads": 5}, "hidden_size 64 is not a multiple of 5"),
@@ -119,28 +83,3 @@ def test_invalid_values_are_refused_by_name(changes: dict[str, Any], named: str)
 def test_missing_size_is_refused_by_name(field: str) -> None:
     with pytest.raises(UserError, match=f"{field} is missing"):
         llama.spec({name: value for name, value in CONFIG.items() if name != field})
-
-
-def test_held_parts_of_each_split_tile_the_tensor() -> None:
-    spec = llama.spec(CONFIG | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True})
-    shards = partition(spec, 2)
-    for name, param, layer in families.tensors(spec):
-        first, second = (families.held(spec, shard, param, layer) for shard in shards)
-        size = param.shape[param.dim]
-        whole = Span(0, size)
-        assert (first, second) == (whole, whole) if param.split is None else (first.start, second.stop) == (0, size), name
-        assert param.split is None or first.stop == second.start
-
-
-def test_family_is_found_by_architecture() -> None:
-    assert families.for_architecture("LlamaForCausalLM") is families.family("llama")
-
-
-def test_unknown_architecture_is_refused_with_those_that_work() -> None:
-    with pytest.raises(UserError, match="'NoSuchLM' is not supported; supported: LlamaForCausalLM"):
-        families.for_architecture("NoSuchLM")
-
-
-def test_rotary_setting_that_no_type_uses_is_refused() -> None:
-    with pytest.raises(UserError, match="rope_scaling has 'factor'"):
-        llama.spec(CONFIG | {"rope_scaling": {"factor": 2.0}})

@@ -1,0 +1,28 @@
+"""Model specs of any size, without a folder."""
+
+from __future__ import annotations
+
+from tpserve.model.families import llama
+from tpserve.model.spec import ModelSpec
+
+
+def llama_spec(
+    *, vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, intermediate: int,
+    bias: bool = False, tie: bool = True, max_position: int = 64,
+) -> ModelSpec:  # fmt: skip
+    """A Llama of these sizes."""
+    return llama.spec(
+        {
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "intermediate_size": intermediate,
+            "attention_bias": bias,
+            "mlp_bias": bias,
+            "tie_word_embeddings": tie,
+            "max_position_embeddings": max_position,
+        }
+    )

@@ -1,0 +1,108 @@
+"""Gemma 3, text only: local and global layers, each with its rotary base; norms also behind attention and MLP.
+
+A norm's weight is kept as its difference from 1. The embedding is scaled by the root of its width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpserve.model.families import Param, blocks, rope
+from tpserve.model.families.config import TANH_GELU, Config, Positive, Size, choose, read, refuse_set, windows
+from tpserve.model.spec import LayerSpec, ModelSpec, Rotary
+
+ARCHITECTURES = ("Gemma3ForCausalLM",)
+
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+_OFFSET = 1.0
+
+
+class _Config(Config):
+    vocab_size: Size = 262_208
+    hidden_size: Size = 2304
+    intermediate_size: Size = 9216
+    num_hidden_layers: Size = 26
+    num_attention_heads: Size = 8
+    num_key_value_heads: Size | None = 4
+    head_dim: Size | None = 256
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Size = 131_072
+    rms_norm_eps: Positive = 1e-6
+    rope_local_base_freq: Positive = 10_000.0
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: Positive = 256
+    sliding_window: Size | None = 4096
+    sliding_window_pattern: Size = 6
+    layer_types: list[str] | None = None
+
+    @property
+    def types(self) -> list[str]:
+        """Each layer's kind of attention; by default every `sliding_window_pattern`th is global."""
+        return self.layer_types or [
+            _LOCAL if (layer + 1) % self.sliding_window_pattern else _FULL for layer in range(self.num_hidden_layers)
+        ]
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The model that the config describes. Raises UserError for what is invalid or not built."""
+    refuse_set(config, "final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention")
+    c = read(_Config, config)
+    rotaries = _rotaries(c)
+    return ModelSpec(
+        family="gemma3",
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        num_heads=c.num_attention_heads,
+        num_kv_heads=c.kv_heads,
+        head_dim=c.head_size,
+        intermediate_size=c.intermediate_size,
+        layers=tuple(LayerSpec(rotaries[kind], window) for kind, window in zip(c.types, windows(c, c.types, c.sliding_window))),
+        norm="rms",
+        norm_eps=c.rms_norm_eps,
+        activation=choose("hidden_activation", c.hidden_activation, TANH_GELU),
+        gated_mlp=True,
+        parallel_residual=False,
+        qk_norm=True,
+        qkv_bias=c.attention_bias,
+        attention_out_bias=c.attention_bias,
+        mlp_bias=False,
+        attention_scale=c.query_pre_attn_scalar**-0.5,
+        tied=c.tie_word_embeddings,
+        max_position=c.max_position_embeddings,  # scaled already where there is scaling
+        embed_scale=c.hidden_size**0.5,
+    )
+
+
+def _rotaries(c: _Config) -> dict[str, Rotary]:
+    """By kind of layer: `rope_parameters` has one of each; `rope_scaling` is of the global layers only."""
+    given = c.rope_parameters or {}
+    place = "rope_parameters"
+    full, local = given.get(_FULL) or {}, given.get(_LOCAL) or {}
+    if c.rope_scaling is not None:
+        place, full = "rope_scaling", c.rope_scaling
+    return {
+        _FULL: rope.read(c, place, full, c.rope_theta or 1_000_000.0),
+        _LOCAL: rope.read(c, place, local, c.rope_local_base_freq),
+    }
+
+
+def params(spec: ModelSpec) -> list[Param]:
+    """Embedding, last norm and head."""
+    return [*blocks.embedding_and_head(spec), blocks.norm(spec, "norm", "model.norm.weight", _OFFSET)]
+
+
+def layer_params(spec: ModelSpec) -> list[Param]:
+    """Weights are (out, in), as in the checkpoint."""
+    norms = {
+        "attn_norm": "input_layernorm",
+        "attn_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    }
+    return [
+        *(blocks.norm(spec, name, f"{blocks.LAYER}.{tensor}.weight", _OFFSET) for name, tensor in norms.items()),
+        *blocks.attention(spec),
+        *blocks.qk_norm(spec, _OFFSET),
+        *blocks.gated_mlp(spec),
+    ]
