@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from tpserve.child import SIGNALS, Charge
 
 
@@ -35,11 +37,7 @@ class Child:
 
     def cause_of_death(self) -> str:
         """How it ended, after it has."""
-        status = self.process.wait()
-        if status >= 0:
-            return f"exit status {status}"
-        names = {number.value: f" ({number.name})" for number in signal.Signals}
-        return f"killed by signal {-status}{names.get(-status, '')}"
+        return cause_of_death(self.process.wait())
 
     def reap(self) -> None:
         """Take in its status, after it has ended, and let go of it."""
@@ -47,30 +45,66 @@ class Child:
         os.close(self.pidfd)
 
 
+@dataclass(frozen=True)
+class Parent:
+    """The process that started the launcher and takes the frontend's place: watched like a child, and left alone."""
+
+    pidfd: int
+    title = "frontend"
+
+    def kill(self) -> None:
+        """It ends when its user likes."""
+
+    def reap(self) -> None:
+        """Let go of it."""
+        os.close(self.pidfd)
+
+
+def cause_of_death(status: int) -> str:
+    """What a process's status says of its end."""
+    if status >= 0:
+        return f"exit status {status}"
+    names = {number.value: f" ({number.name})" for number in signal.Signals}
+    return f"killed by signal {-status}{names.get(-status, '')}"
+
+
 def spawn(charge: Charge, inherited: tuple[int, ...] = ()) -> Child:
     """Start a fresh interpreter for the charge, with these descriptors beside those the charge names.
 
     Must be called from the launcher's main thread: the parent-death signal follows the thread.
     """
-    document = os.memfd_create("tpserve-charge")
-    os.write(document, charge.model_dump_json().encode())
-    os.lseek(document, 0, os.SEEK_SET)
-    named = (fd for fd in (document, charge.board_fd, charge.listen_fd, charge.shm_fd) if fd is not None)
+    named = (fd for fd in (charge.board_fd, charge.listen_fd, charge.shm_fd) if fd is not None)
     # Until the child has said what signals mean to it, they wait: `child.begin` lets them in.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        process = subprocess.Popen(
-            # -P: a folder that happens to hold torch.py or tpserve/ must not be imported from.
-            [sys.executable, "-P", "-m", f"tpserve.{charge.role}", str(document)],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # stdout is the ready line's
-            pass_fds=(*named, *inherited),
-            env=_environment(charge),
-        )
+        process = interpreter(f"tpserve.{charge.role}", charge, (*named, *inherited), _environment(charge))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(document)
     return Child(charge, process, os.pidfd_open(process.pid))
+
+
+def interpreter(
+    module: str, document: BaseModel, inherited: tuple[int, ...], environment: dict[str, str], new_session: bool = False
+) -> subprocess.Popen[bytes]:
+    """Run `python -m MODULE FD` in a fresh interpreter; the document lies in FD as JSON."""
+    # Where stderr was closed when this process began, 2 is whatever was opened since.
+    output = subprocess.DEVNULL if sys.__stderr__ is None else 2
+    fd = os.memfd_create("tpserve-document")
+    try:
+        os.write(fd, document.model_dump_json().encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        return subprocess.Popen(
+            # -P: a folder that happens to hold torch.py or tpserve/ must not be imported from.
+            [sys.executable, "-P", "-m", module, str(fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,  # stdout is the ready line's, or the user's
+            stderr=output,
+            pass_fds=(fd, *inherited),
+            env=environment,
+            start_new_session=new_session,
+        )
+    finally:
+        os.close(fd)
 
 
 def _environment(charge: Charge) -> dict[str, str]:

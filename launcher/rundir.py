@@ -34,6 +34,13 @@ class RunDir:
         """Delete it; the frontend may have done so already."""
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+        os.close(self.lock_fd)
+
 
 def create() -> RunDir:
     """A new run directory; those that dead servers left behind are removed first."""

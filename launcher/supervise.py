@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import setproctitle
 import zmq
 
-from launcher import children, rundir
-from launcher.children import Child
+from launcher import children, rundir, signals
+from launcher.children import Child, Parent
 from launcher.progress import LoadProgress
 from launcher.timeline import Timeline
 from tpserve import board
-from tpserve.child import SIGNALS, Charge
+from tpserve.child import Charge
 from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
 from tpserve.messages import (
@@ -53,46 +55,54 @@ class State(enum.Enum):
 
 def supervise(deployment: Deployment, listening: socket.socket, timeline: Timeline) -> int:
     """Run a server until it ends; returns the exit status. `listening` is taken over."""
+    with begun(rundir.create) as run:
+        return Server(deployment, timeline, run, listening).run()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the launcher holds from its beginning to its end."""
+
+    dir: rundir.RunDir
+    control: zmq.Socket[bytes]
+    signals: socket.socket  # a byte for each signal
+
+
+@contextlib.contextmanager
+def begun(make_dir: Callable[[], rundir.RunDir]) -> Iterator[Run]:
+    """This process as a launcher."""
     setproctitle.setproctitle("tpserve: launcher")
-    signals = _catch_signals()  # before there is anything that a signal could leave behind
-    run_dir = rundir.create()
-    try:
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as control:
-            control.setsockopt(zmq.LINGER, 500)
-            control.bind(f"ipc://{run_dir.path}/control")
-            return Supervisor(deployment, listening, timeline, run_dir, control, signals).run()
-    finally:
-        run_dir.remove()
-        os.close(run_dir.lock_fd)
-        for number in SIGNALS:  # it is ending: another one must not change how
-            signal.signal(number, signal.SIG_IGN)
-        os.close(signal.set_wakeup_fd(-1))
-        signals.close()
+    with (
+        signals.caught() as caught,  # before there is anything that a signal could leave behind
+        make_dir() as run_dir,
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as control,
+    ):
+        control.setsockopt(zmq.LINGER, 500)
+        control.bind(f"ipc://{run_dir.path}/control")
+        yield Run(run_dir, control, caught)
 
 
 class Supervisor:
-    """One server's processes and state. Everything happens in `run`'s loop, on one thread."""
+    """The processes of one run, and its state. Everything happens in `run`'s loop, on one thread.
+
+    Who the frontend is, and so how it begins and ends, is the subclasses' to say.
+    """
 
     epoch = 1
+    # What the frontend tells of a fault, and of a signal.
+    fault_reason = "{}"
+    stop_reason = "the launcher was told to stop"
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        listening: socket.socket,
-        timeline: Timeline,
-        run_dir: rundir.RunDir,
-        control: zmq.Socket[bytes],
-        signals: socket.socket,
-    ):
+    def __init__(self, deployment: Deployment, timeline: Timeline, run: Run):
         self.deployment = deployment
-        self.listening = listening
         self.timeline = timeline
-        self.run_dir = run_dir
-        self.control = control
-        self.signals = signals
+        self.run_dir = run.dir
+        self.control = run.control
+        self.signals = run.signals
         self.board_fd = board.create(deployment.settings.tp)
         self.board = board.Board(self.board_fd)
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, Child | Parent] = {}
         self.state = State.STARTING
         self.deadline = float("inf")  # of draining, or of the frontend's farewell
         self.status = 0
@@ -121,7 +131,7 @@ class Supervisor:
             ("processes", Started, {"frontend", *engine}, lambda: None),
             ("imports", Loading, workers, lambda: None),
             ("weights", Loaded, workers, self._allocate),
-            ("pools", Ready, engine, lambda: self._send("frontend", Up(min(self.pages)))),
+            ("pools", Ready, engine, lambda: self.send("frontend", Up(min(self.pages)))),
             ("frontend", Ready, {"frontend"}, self._announce),
         ]
 
@@ -143,28 +153,26 @@ class Supervisor:
             return
         for title in self.children:
             if title != "frontend":
-                self._send(title, Serve(pages))
+                self.send(title, Serve(pages))
 
     def _announce(self) -> None:
         self.state = State.SERVING
-        host, port = self.deployment.settings.host, self.port
         logger.info("%s", self.timeline)
-        print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        self.announce()
 
     def _spawn_all(self) -> None:
         self.timeline.end("checks")
-        self.port = self.listening.getsockname()[1]
-        self._spawn("frontend", listen_fd=self.listening.fileno())
-        self.listening.close()  # only the frontend answers: a connection must not hang when it is gone
-        self._spawn("coordinator")
+        self.start_frontend()
+        self.spawn("coordinator")
         on_one_cpu_host = self.deployment.device == "cpu" and self.deployment.settings.tp > 1
         shm_fd = segment.create(self.deployment.settings.tp) if on_one_cpu_host else None
         for rank in range(self.deployment.settings.tp):
-            self._spawn("worker", rank=rank, shm_fd=shm_fd)
+            self.spawn("worker", rank=rank, shm_fd=shm_fd)
         if shm_fd is not None:
             os.close(shm_fd)
 
-    def _spawn(self, role: str, **details: int | None) -> None:
+    def spawn(self, role: str, inherited: tuple[int, ...] = (), **details: int | None) -> None:
+        """Start a child that is told these details, and inherits these descriptors beside those that they name."""
         charge = Charge.model_validate(
             dict(
                 role=role,
@@ -176,7 +184,6 @@ class Supervisor:
                 **details,
             )
         )
-        inherited = (self.run_dir.lock_fd,) if role == "frontend" else ()
         self.children[charge.title] = children.spawn(charge, inherited)
 
     # The loop
@@ -213,7 +220,8 @@ class Supervisor:
         match message:
             case Failure():
                 # Whoever misses a killed process says so as well; that it was killed is the cause.
-                killed = next((child for child in self.children.values() if child.was_killed()), None)
+                ours = (child for child in self.children.values() if isinstance(child, Child))
+                killed = next((child for child in ours if child.was_killed()), None)
                 self._fault(self._death_line(killed) if killed else _failure_line(sender, message, self.state), message)
             case Loading():
                 self.progress.update(message.rank, message.done_bytes, message.total_bytes)
@@ -231,29 +239,30 @@ class Supervisor:
         if self.state is State.SERVING:
             logger.info("%s: open requests get %g s to end; a second signal stops at once", name, self.drain_timeout_s)
             self.state, self.deadline = State.DRAINING, time.monotonic() + self.drain_timeout_s
-            self._send("frontend", Stop(True, ""))
+            self.send("frontend", Stop(True, ""))
         elif self.state is not State.ENDING:
             logger.info("%s: stopping now", name)
-            self._end("the server was told to stop")
+            self._end(self.stop_reason)
 
     def _on_deadline(self) -> None:
         if self.state is State.DRAINING:
             logger.warning("requests still open after %g s are cut", self.drain_timeout_s)
-            self._end("the server is shutting down")
+            self._end(self.stop_reason)
         else:
             for child in self.children.values():
                 child.kill()
             self.deadline = float("inf")
 
-    def _on_death(self, child: Child) -> None:
-        del self.children[child.title]
+    def _on_death(self, child: Child | Parent) -> None:
+        self.children.pop(child.title, None)
         child.reap()
         if self.state is State.ENDING:
             return
-        if child.title == "frontend" and self.state is State.DRAINING and child.process.returncode == 0:
+        if self.ends_well(child):
             self._end()
-            return
-        self._fault(self._death_line(child))
+        else:
+            assert isinstance(child, Child)
+            self._fault(self._death_line(child))
 
     def _death_line(self, child: Child) -> str:
         step = f" at step {self.board.read(child.charge.rank + 1).last_step}" if child.charge.role == "worker" else ""
@@ -275,33 +284,71 @@ class Supervisor:
         if failure is not None and failure.detail and self.deployment.settings.debug:
             logger.error("%s", failure.detail)
         self.status = 2 if users_mistake else 1
-        self._end(f"the server failed: {line}")
+        self._end(self.fault_reason.format(line))
 
     def _end(self, reason: str = "") -> None:
-        """Stop computing now; the frontend, if it serves, gets a moment to tell its clients."""
-        serving, self.state = self.state is not State.STARTING, State.ENDING
-        if serving:
-            self.deadline = time.monotonic() + _FRONTEND_PATIENCE_S
-            self._send("frontend", Stop(False, reason))
+        """Stop computing now. `reason` is for those whose requests are cut."""
+        self.dismiss_frontend(reason)
+        self.state = State.ENDING
         for child in self.children.values():
-            if child.title != "frontend" or not serving:
+            if child.title != "frontend":
                 child.kill()
 
-    def _send(self, title: str, message: Message) -> None:
+    def send(self, title: str, message: Message) -> None:
+        """Tell a process of this run; one that is not connected misses it."""
         self.control.send_multipart([title.encode(), encode(message, self.epoch)])
 
+    # Who the frontend is
 
-def _catch_signals() -> socket.socket:
-    """A socket from which the numbers of caught signals can be read, a byte each."""
-    signals, notify = socket.socketpair()
-    notify.setblocking(False)
-    signal.set_wakeup_fd(notify.detach())  # kept open as long as the process lives
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, nobody would learn how a child ended
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup holds
-            signal.signal(number, lambda *_: None)  # the descriptor carries the number to the loop
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    return signals
+    def start_frontend(self) -> None:
+        """Enter it into `children`."""
+        raise NotImplementedError
+
+    def announce(self) -> None:
+        """Everything is up."""
+
+    def ends_well(self, child: Child | Parent) -> bool:
+        """Whether the child's death is no fault, but the end."""
+        raise NotImplementedError
+
+    def dismiss_frontend(self, reason: str) -> None:
+        """Have it end, while `state` still says what was before."""
+        raise NotImplementedError
+
+
+class Server(Supervisor):
+    """A run with a frontend process that speaks HTTP."""
+
+    fault_reason = "the server failed: {}"
+    stop_reason = "the server is shutting down"
+
+    def __init__(self, deployment: Deployment, timeline: Timeline, run: Run, listening: socket.socket):
+        super().__init__(deployment, timeline, run)
+        self.listening = listening
+        self.port: int = listening.getsockname()[1]
+
+    def start_frontend(self) -> None:
+        """Spawn it with the listening socket."""
+        self.spawn("frontend", (self.run_dir.lock_fd,), listen_fd=self.listening.fileno())
+        self.listening.close()  # only the frontend answers: a connection must not hang when it is gone
+
+    def announce(self) -> None:
+        """Print the ready line."""
+        host = self.deployment.settings.host
+        print(f"ready http://{f'[{host}]' if ':' in host else host}:{self.port}", flush=True)
+
+    def ends_well(self, child: Child | Parent) -> bool:
+        """Whether it is the frontend, which has drained."""
+        drained = self.state is State.DRAINING and isinstance(child, Child) and child.process.returncode == 0
+        return drained and child.title == "frontend"
+
+    def dismiss_frontend(self, reason: str) -> None:
+        """If it serves, it gets a moment to tell its clients."""
+        if self.state is not State.STARTING:
+            self.deadline = time.monotonic() + _FRONTEND_PATIENCE_S
+            self.send("frontend", Stop(False, reason))
+        elif "frontend" in self.children:
+            self.children["frontend"].kill()
 
 
 def _failure_line(sender: str, failure: Failure, state: State) -> str:

@@ -27,7 +27,7 @@ class WorkerFailed(Exception):
 
 
 def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | None = None) -> StepPlan:
-    """A plan of rows given as dicts: slot, and of count, flags, pages, ids, and for FIRST rows start and parameters."""
+    """A plan of rows given as dicts: slot, and of count, flags, pages, ids, and for FIRST rows start, parameters, past."""
     first = [row for row in rows if row["flags"] & Row.FIRST]
 
     def of(name: str, dtype: str, default: Any = 0, among: list[dict[str, Any]] = rows) -> np.ndarray:
@@ -36,12 +36,15 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
     def flat(name: str) -> np.ndarray:
         return np.array([x for row in rows for x in row.get(name, ())], "<i4")
 
+    def sizes(name: str, among: list[dict[str, Any]]) -> np.ndarray:
+        return np.array([len(row.get(name, ())) for row in among], "<u4")
+
     return StepPlan(
         step=step,
         slots=of("slot", "<u2"),
         counts=of("count", "<u4", 1),
         flags=of("flags", "<u1"),
-        page_counts=np.array([len(row.get("pages", ())) for row in rows], "<u4"),
+        page_counts=sizes("pages", rows),
         pages=flat("pages"),
         ids=flat("ids"),
         starts=of("start", "<u4", 0, first),
@@ -51,6 +54,12 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
         top_ks=of("top_k", "<u4", 0, first),
         top_ps=of("top_p", "<f4", 1.0, first),
         min_ps=of("min_p", "<f4", 0.0, first),
+        repetition_penalties=of("repetition_penalty", "<f4", 1.0, first),
+        presence_penalties=of("presence_penalty", "<f4", 0.0, first),
+        frequency_penalties=of("frequency_penalty", "<f4", 0.0, first),
+        prompt_counts=of("prompt_count", "<u4", 0, first),
+        past_counts=sizes("past", first),
+        past=flat("past"),
         copy_from=np.array([a for a, _ in copies or ()], "<i4"),
         copy_to=np.array([b for _, b in copies or ()], "<i4"),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from tpserve.messages import Row
 
@@ -34,6 +34,18 @@ def references(folder: Path, sizes: list[tuple[int, int]]) -> list[Reference]:
                 ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
             out.append(Reference(ids[:length], ids[length:], model(torch.tensor([ids])).logits[0].numpy()))
     return out
+
+
+def penalized(folder: Path, prompt: list[int], more: int, repetition: float, presence: float, frequency: float) -> list[int]:
+    """The prompt's greedy continuation with penalties, in float32; repetition is that of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    repeat, ids = RepetitionPenaltyLogitsProcessor(repetition), list(prompt)
+    for _ in range(more):
+        with torch.inference_mode():
+            logits = repeat(torch.tensor([ids]), model(torch.tensor([ids])).logits[:, -1])[0]
+        counts = torch.bincount(torch.tensor(ids[len(prompt) :], dtype=torch.int64), minlength=len(logits))
+        ids.append(int((logits - frequency * counts - presence * (counts > 0)).argmax()))
+    return ids[len(prompt) :]
 
 
 def chunk_rows(slot: int, prompt: list[int], pages: list[int], chunk: int) -> list[dict[str, Any]]:

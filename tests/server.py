@@ -30,6 +30,11 @@ def wait_for(condition: Callable[[], Any], limit_s: float = 10.0, what: str = "c
     return value
 
 
+def alive(pids: list[int]) -> list[int]:
+    """Those of the processes that have not ended."""
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
 class Server:
     """`tpserve launch --port 0 ARGS`; use as a context manager. `url` is known once it is ready."""
 

@@ -27,8 +27,8 @@ _PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the launcher's to act on
 
 
-class Charge(BaseModel):
-    """What the launcher tells a child at birth."""
+class Seat(BaseModel):
+    """A process's place among those of one run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,10 +36,6 @@ class Charge(BaseModel):
     rank: int = 0  # of a worker
     epoch: int
     run_dir: str
-    launcher_pid: int
-    board_fd: int
-    listen_fd: int | None = None  # frontend: the bound listening socket
-    shm_fd: int | None = None  # worker: memory of the collectives, if they go through shared memory
     deployment: Deployment
 
     @property
@@ -51,20 +47,30 @@ class Charge(BaseModel):
         """Where a socket of this run lies; all but `control` are made anew in each epoch."""
         return f"ipc://{self.run_dir}/{socket}" + ("" if socket == "control" else f".{self.epoch}")
 
+
+class Charge(Seat):
+    """What the launcher tells a child at birth."""
+
+    launcher_pid: int
+    board_fd: int
+    listen_fd: int | None = None  # frontend: the bound listening socket
+    shm_fd: int | None = None  # worker: memory of the collectives, if they go through shared memory
+
     def beats(self) -> Writer:
         """This process's record on the board."""
         return Board(self.board_fd).writer(0 if self.role == "coordinator" else self.rank + 1)
 
 
 class Control:
-    """The child's end of `control`. Not thread-safe; asyncio users poll `socket` themselves."""
+    """The launcher's counterpart on `control`. Not thread-safe; asyncio users poll `socket` themselves."""
 
-    def __init__(self, charge: Charge, context: zmq.Context[zmq.Socket[bytes]]):
-        self._epoch = charge.epoch
+    def __init__(self, seat: Seat, context: zmq.Context[zmq.Socket[bytes]]):
+        self._epoch = seat.epoch
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 500)
-        self.socket.setsockopt(zmq.IDENTITY, charge.title.encode())
-        self.socket.connect(charge.address("control"))
+        self.socket.setsockopt(zmq.IDENTITY, seat.title.encode())
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 10)  # ms; the launcher may be about to bind it
+        self.socket.connect(seat.address("control"))
 
     def send(self, message: Message) -> None:
         """Queue a message to the launcher."""

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from tpserve.model.spec import ModelSpec
+from tpserve.sampling import SamplingDefaults
 from tpserve.settings import Settings
 
 
@@ -31,5 +32,7 @@ class Deployment(BaseModel):
     max_num_seqs: int
     max_num_batched_tokens: int
     stop_ids: tuple[int, ...]  # end-of-sequence ids
+    sampling: SamplingDefaults = SamplingDefaults()  # of requests that leave these parameters out
+    chat_template: str | None = None  # Jinja that takes the place of the model's own
     threads_per_rank: int
     notes: tuple[str, ...] = ()  # what the user should know, one line each

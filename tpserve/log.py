@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 
@@ -15,3 +16,10 @@ def setup(title: str, level: str) -> logging.Logger:
     logger.setLevel(level.upper())
     logger.propagate = False
     return logger
+
+
+def fill_standard_streams() -> None:
+    """Open what the caller closed: else another descriptor would become a child's stdin, stdout or stderr."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)

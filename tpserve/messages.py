@@ -30,13 +30,23 @@ class Finish(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
-    """How a request's ids are chosen. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off."""
+    """How a request's ids are chosen. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off, and so are
+    a repetition penalty of 1 and the other penalties at 0.
+    """
 
     temperature: float
     top_k: U32
     top_p: float
     min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     seed: U64
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the ids so far change what comes next otherwise than through the model."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 # frontend -> coordinator
@@ -75,10 +85,11 @@ class StepPlan:
 
     A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row
     order) are appended to the slot's page table before the step. `ids` (flat, in row order) holds the
-    input ids of the rows that are not FROM_SLOT. `starts`, `seeds`, `choices`, `temperatures`,
-    `top_ks`, `top_ps` and `min_ps` have one entry per FIRST row: the position of the row's first token
-    (a prefix hit precedes it) and the slot's parameters. Pages `copy_to` are overwritten with pages
-    `copy_from` before any key or value of this step is written.
+    input ids of the rows that are not FROM_SLOT. Those from `starts` to `past_counts` have one entry per
+    FIRST row: the position of the row's first token (a prefix hit precedes it), the slot's parameters, and
+    of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row order) are all
+    that the slot has, its prompt's first; none where its parameters do not look back. Pages `copy_to` are
+    overwritten with pages `copy_from` before any key or value of this step is written.
     """
 
     step: U64
@@ -95,17 +106,27 @@ class StepPlan:
     top_ks: U32s
     top_ps: F32s
     min_ps: F32s
+    repetition_penalties: F32s
+    presence_penalties: F32s
+    frequency_penalties: F32s
+    prompt_counts: U32s
+    past_counts: U32s
+    past: I32s
     copy_from: I32s
     copy_to: I32s
 
     def __post_init__(self) -> None:
         _same_length(self, "slots", "counts", "flags", "page_counts")
         _same_length(self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps")
+        _same_length(self, "starts", "repetition_penalties", "presence_penalties", "frequency_penalties")
+        _same_length(self, "starts", "prompt_counts", "past_counts")
         _same_length(self, "copy_from", "copy_to")
         given = (self.flags & Row.FROM_SLOT) == 0
         wanted = int(np.count_nonzero(self.flags & Row.FIRST)), int(self.page_counts.sum()), int(self.counts[given].sum())
         if wanted != (len(self.starts), len(self.pages), len(self.ids)):
             raise MessageError(f"StepPlan: rows want {wanted} starts, pages and ids")
+        if int(self.past_counts.sum()) != len(self.past):
+            raise MessageError(f"StepPlan: {len(self.past)} ids of the past, where {self.past_counts.tolist()} are said to be")
 
 
 # worker -> coordinator

@@ -6,11 +6,12 @@ A user's mistake raises UserError: one line with what is wrong, where, and what 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from tpserve import machine, memory
-from tpserve.checkpoint import folder, headers, source
+from tpserve.checkpoint import folder, generation, headers, source
 from tpserve.deployment import Deployment
 from tpserve.frontend import template
 from tpserve.frontend.tokenizer import Tokenizer
@@ -53,7 +54,9 @@ def _resolve(settings: Settings) -> Deployment:
     shards = _shards(spec, settings.tp)
     tokenizer = folder.read_tokenizer(files.tokenizer, spec.vocab_size)
     stop_ids = folder.stop_ids(files, config, tokenizer, spec.vocab_size)
-    _check_text(files.tokenizer)
+    sampling = generation.defaults(path)
+    chat_template = _chat_template(settings)
+    _check_text(files.tokenizer, chat_template)
     stored, unused = {}, []
     if settings.load_format != "dummy":
         files.fetch_weights()
@@ -78,15 +81,36 @@ def _resolve(settings: Settings) -> Deployment:
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         stop_ids=stop_ids,
+        sampling=sampling,
+        chat_template=chat_template,
         threads_per_rank=max(1, cores // settings.tp),
-        notes=(*_notes(settings, device, dtype, cores, stop_ids, unused), *sizes.notes),
+        notes=(
+            *_notes(settings, device, dtype, cores, stop_ids, unused),
+            *generation.notes(path, sampling),
+            *sizes.notes,
+        ),
     )
 
 
-def _check_text(path: Path) -> None:
+def _chat_template(settings: Settings) -> str | None:
+    """What is in the file that takes the place of the model's template."""
+    if settings.chat_template is None:
+        return None
+    named = f"--chat-template {settings.chat_template}"
+    try:
+        source = Path(os.path.expanduser(settings.chat_template)).read_text("utf-8")
+        template.ChatTemplate(source, {})
+    except OSError as error:
+        raise UserError(f"{named}: {error.strerror}; give a file with a Jinja template") from None
+    except (ValueError, UserError) as error:  # not UTF-8, or not Jinja
+        raise UserError(f"{named}: {error}") from None
+    return source
+
+
+def _check_text(path: Path, chat_template: str | None) -> None:
     """Read tokenizer and chat template as the frontend will, so that what it cannot use is refused now."""
     Tokenizer(path)
-    template.load(path)
+    template.load(path, chat_template)
 
 
 def _check_host(settings: Settings) -> None:

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tpserve.model.spec": (),
     "tpserve.parallel.segment": (),
     "tpserve.parallel.partition": ("tpserve.model.spec",),
-    "tpserve.deployment": ("tpserve.settings", "tpserve.model.spec"),
+    "tpserve.sampling": (),
+    "tpserve.deployment": ("tpserve.settings", "tpserve.model.spec", "tpserve.sampling"),
     "launcher": (
         "launcher",
         "tpserve.settings",
@@ -48,7 +49,10 @@ WITH_TORCH = (
     "tpserve.parallel.distributed",
     "tpserve.parallel.shared_memory",
     "tpserve.checkpoint.weights",
-    "tpserve.checkpoint.gguf_conversion",
+    "tpserve.checkpoint.gguf.convert",
+    "tpserve.checkpoint.gguf.families",
+    "tpserve.checkpoint.gguf.family",
+    "tpserve.checkpoint.gguf.weights",
 )
 
 

@@ -15,10 +15,10 @@ PRIVATE = re.compile(r"(?<![\w.-])/(?:home|root|Users)/\w|\bissue #?\d|pypi\.org
 
 
 def sources() -> list[Path]:
-    """Every file of the tree, without what tools leave there."""
+    """Every text file of the tree, without what tools leave there."""
     tops = [path for path in ROOT.iterdir() if path.name in FOLDERS | {".ci"} or (path.is_file() and path.name[0] != ".")]
     found = [file for top in tops for file in (top.rglob("*") if top.is_dir() else [top]) if file.is_file()]
-    return sorted(file for file in found if "__pycache__" not in file.parts)
+    return sorted(file for file in found if "__pycache__" not in file.parts and file.suffix != ".gz")
 
 
 def test_top_level_folders_are_the_named_ones() -> None:

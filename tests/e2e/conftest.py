@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,3 +23,15 @@ def tiny_server(tiny_model: Path) -> Iterator[Server]:
     """The tiny model at TP 2 in float32; tests leave it idle."""
     with Server("--model", tiny_model, "--tp", "2", "--dtype", "float32", "--kv-cache-memory", "64MiB") as server:
         yield server
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place of this test's own for run directories and temporary files; nothing may be left in it."""
+    place = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # short: it holds unix sockets
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(place))
+    yield place
+    left = list(place.iterdir())
+    shutil.rmtree(place)
+    assert not left

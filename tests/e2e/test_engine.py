@@ -11,10 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
+from tests.reference import penalized
 from tests.server import Server, wait_for
 
 FLOAT32 = ("--dtype", "float32")
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
 
 
 def random_prompts(count: int, low: int, high: int, seed: int = 1) -> list[list[int]]:
@@ -33,6 +36,7 @@ def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: P
     prompts = random_prompts(12, 10, 60)
     expected = [tiny_server.text(prompt, max_tokens=60, temperature=0, ignore_eos=True) for prompt in prompts]
     seeded = [tiny_server.text(prompt, max_tokens=60, seed=i, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    distinct = [tiny_server.text(prompt, max_tokens=60, temperature=0, ignore_eos=True, **PENALTIES) for prompt in prompts]
     small = ("--kv-cache-memory", "200KB", "--max-model-len", "128", "--max-num-batched-tokens", "64", "--max-num-seqs", "16")
     with Server("--model", tiny_model, "--tp", "2", *FLOAT32, *small) as server:
         assert server.metric("tpserve_kv_pages_total") < 40
@@ -42,6 +46,9 @@ def test_small_pool_with_preemptions_gives_the_texts_of_a_big_pool(tiny_model: P
         with ThreadPoolExecutor(len(prompts)) as pool:
             again = pool.map(lambda job: server.text(job[1], max_tokens=60, seed=job[0], ignore_eos=True), enumerate(prompts))
             assert list(again) == seeded
+        assert server.metric("tpserve_preemptions_total") > preemptions
+        preemptions = server.metric("tpserve_preemptions_total")
+        assert texts(server, prompts, max_tokens=60, temperature=0, **PENALTIES) == distinct
         assert server.metric("tpserve_preemptions_total") > preemptions
         wait_for(lambda: server.metric("tpserve_kv_pages_used") == 0, 5, "release of all pages")
 
@@ -53,11 +60,13 @@ def test_texts_do_not_depend_on_caching_chunking_or_page_size(
 ) -> None:
     shared = random_prompts(1, 90, 91, seed=2)[0]
     prompts = [shared + tail for tail in random_prompts(6, 1, 40, seed=3)]
-    expected = texts(tiny_server, prompts, max_tokens=20, temperature=0)
-    assert texts(tiny_server, prompts, max_tokens=20, temperature=0) == expected  # now from the cache
+    kinds: list[dict[str, Any]] = [{}, PENALTIES]
+    expected = [texts(tiny_server, prompts, max_tokens=20, temperature=0, **kind) for kind in kinds]
+    again = [texts(tiny_server, prompts, max_tokens=20, temperature=0, **kind) for kind in kinds]
+    assert again == expected  # now from the cache
     with Server("--model", tiny_model, "--tp", "2", *FLOAT32, *flags) as server:
-        assert texts(server, prompts, max_tokens=20, temperature=0) == expected
-        assert texts(server, prompts, max_tokens=20, temperature=0) == expected
+        for _ in range(2):
+            assert [texts(server, prompts, max_tokens=20, temperature=0, **kind) for kind in kinds] == expected
 
 
 def test_cached_prefix_is_counted_in_usage_and_metrics(tiny_server: Server) -> None:
@@ -77,6 +86,7 @@ def test_seeded_text_is_the_same_alone_beside_others_and_at_every_size(
 ) -> None:
     prompt, *others = random_prompts(9, 20, 50, seed=4)
     filters: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.02, "temperature": 1.3}]
+    filters += [PENALTIES, {**PENALTIES, "top_k": 20}]
     alone = [tiny_server.text(prompt, max_tokens=24, seed=11, ignore_eos=True, **more) for more in filters]
     assert len(set(alone)) == len(filters)
     with Server("--model", tiny_model, "--tp", str(size), *FLOAT32) as server, ThreadPoolExecutor(16) as pool:
@@ -101,6 +111,26 @@ def test_three_choices_differ_and_come_again(tiny_server: Server) -> None:
     assert len(set(first)) == 3
     assert three() == first
     assert tiny_server.text(prompt, max_tokens=16, temperature=1, seed=5, ignore_eos=True) == first[0]
+
+
+def test_penalized_text_is_that_of_transformers(tiny_model: Path, tiny_server: Server) -> None:
+    prompt = random_prompts(1, 30, 31, seed=12)[0]
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    for penalties in ((1.0, 0.0, 0.0), (1.5, 0.0, 0.0), (0.8, 0.0, 0.0), (1.2, 1.0, 0.5)):
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
+        expected = tokenizer.decode(penalized(tiny_model, prompt, 24, *penalties), skip_special_tokens=False)
+        assert tiny_server.text(prompt, **body, **dict(zip(names, penalties))) == expected
+
+
+def test_choices_are_penalized_each_by_its_own_answer(tiny_server: Server) -> None:
+    prompt = random_prompts(1, 37, 38, seed=5)[0]
+    body = {"max_tokens": 16, "ignore_eos": True, **PENALTIES}
+    choices = tiny_server.complete(prompt, seed=5, n=3, temperature=1, **body)["choices"]
+    assert len({choice["text"] for choice in choices}) == 3
+    assert choices[0]["text"] == tiny_server.text(prompt, seed=5, temperature=1, **body)
+    greedy = tiny_server.complete(prompt, n=3, temperature=0, **body)["choices"]
+    assert {choice["text"] for choice in greedy} == {tiny_server.text(prompt, temperature=0, **body)}
 
 
 @pytest.mark.slow

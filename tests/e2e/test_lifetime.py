@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,25 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.server import Server, wait_for
+from tests.server import Server, alive, wait_for
 
 STORY = "Once upon a time"
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place of this test's own for run directories and temporary files; nothing may be left in it."""
-    place = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # short: it holds unix sockets
-    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
-        monkeypatch.setenv(name, str(place))
-    yield place
-    left = list(place.iterdir())
-    shutil.rmtree(place)
-    assert not left
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 def assert_clean(runtime: Path, pids: list[int], port: int) -> None:

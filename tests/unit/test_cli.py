@@ -17,7 +17,8 @@ from tpserve.deployment import Deployment
 
 VLLM_LINE = (
     "--tensor-parallel-size", "2", "--dtype", "half", "--max-num-seqs", "256", "--max-model-len", "1000",
-    "--gpu-memory-utilization", "0.9", "--trust-remote-code", "--enforce-eager",
+    "--gpu-memory-utilization", "0.9", "--trust-remote-code", "--kv-cache-dtype", "auto", "--enforce-eager",
+    "--disable-log-requests",
 )  # fmt: skip
 
 
@@ -52,8 +53,9 @@ def launch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     for name in [name for name in os.environ if name.startswith("TPSERVE_")]:
         monkeypatch.delenv(name)
 
-    def run(*args: str) -> Deployment:
-        monkeypatch.setattr(sys, "argv", ["tpserve", "launch", "--model", str(tiny_model), "--port", "0", *args])
+    def run(*args: str, model: Path | None = tiny_model) -> Deployment:
+        named = [] if model is None else ["--model", str(model)]
+        monkeypatch.setattr(sys, "argv", ["tpserve", "launch", *named, "--port", "0", *args])
         status = cli.main()
         assert status == 0, capsys.readouterr().err
         return got.pop()
@@ -74,7 +76,7 @@ def refused_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 def test_refusal_is_one_line_on_stderr_and_status_2(tmp_path: Path) -> None:
     assert refused("--model", tmp_path / "none") == (
-        f"--model {tmp_path}/none: no such folder; give one with config.json (Hub names are not supported yet)"
+        f"--model {tmp_path}/none: no such folder; give a model folder, or a Hub id such as org/name"
     )
 
 
@@ -119,7 +121,7 @@ def test_launch_checks_without_torch() -> None:
         ("--dtype int7", "--dtype int7: must be 'auto', 'bfloat16'"),
         ("--max-num-seq 5", "did you mean --max-num-seqs?"),
         ("--max_num_seq 5", "did you mean --max-num-seqs?"),
-        ("--zzz", "no such option: --zzz; tpserve launch --help lists the options"),
+        ("--zzz", "no such setting: --zzz; tpserve launch --help lists the settings"),
         ("--quantization awq", "--quantization is not supported yet"),
         ("--speculative_config={}", "--speculative-config is not supported yet"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not supported yet, only 1"),
@@ -128,7 +130,15 @@ def test_launch_checks_without_torch() -> None:
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported yet"),
         ("--host 0.0.0.0", "--allow-no-key"),
         ("--corrupt-id soon", "--corrupt-id soon: "),
-        ("stray", "unexpected extra argument (stray)"),
+        ("--scheduling-policy priority", "--scheduling-policy priority: is not supported yet, only fcfs"),
+        ("stray", "what is 'stray'? A model is given by --model, and a switch takes no value"),
+        ("--enable-prefix-caching false", "what is 'false'? A model is given by --model, and a switch takes no value"),
+        ("--enable-prefix-caching=false", "'--enable-prefix-caching' does not take a value"),
+        ("--no-enable-prefix-cach", "did you mean --no-enable-prefix-caching?"),
+        ("--config a.yaml --config b.yaml", "--config a.yaml b.yaml: takes one file"),
+        ("--config a.yaml b.yaml", "--config a.yaml b.yaml: takes one file"),
+        ("--config=none.yaml", "config file none.yaml: No such file or directory"),
+        ("--config=", "config file : No such file or directory"),
     ],
 )
 def test_bad_argument_is_refused_by_name(
@@ -137,7 +147,15 @@ def test_bad_argument_is_refused_by_name(
     assert named in refused_here(monkeypatch, capsys, "launch", "--model", str(tiny_model), *args.split())
 
 
-@pytest.mark.parametrize(("args", "named"), [([], "Missing command"), (["lanch"], "launch")])
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ([], "Missing command. The command is: tpserve launch --model MODEL"),
+        (["lanch"], "launch"),
+        (["serve", "demo"], "No such command 'serve'. The command is: tpserve launch --model MODEL"),
+        (["--model", "demo"], "No such option '--model'. The command is: tpserve launch --model MODEL"),
+    ],
+)
 def test_bad_command_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], named: str
 ) -> None:
@@ -214,7 +232,7 @@ def test_status_of_the_launcher_is_the_commands(launch: Launch, monkeypatch: pyt
     ("name", "says"),
     [
         ("TPSERVE_MAX_MODEL_LENGTH", "no such setting: TPSERVE_MAX_MODEL_LENGTH; did you mean TPSERVE_MAX_MODEL_LEN?"),
-        ("TPSERVE_QQQQ", "no such setting: TPSERVE_QQQQ; unset it"),
+        ("TPSERVE_QQQQ", "no such setting: TPSERVE_QQQQ; tpserve launch --help lists the settings"),
     ],
 )
 def test_unknown_variable_is_refused_with_the_nearest(
@@ -231,10 +249,101 @@ def test_other_spelling_of_a_variable_is_read_and_named(
     assert "TPSERVE_TENSOR_PARALLEL_SIZE=none: " in refused_here(monkeypatch, capsys, "launch", "--model", str(tiny_model))
 
 
-def test_unknown_command_is_refused_with_the_right_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_two_variables_of_one_setting_are_refused(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "tpserve launch --model MODEL" in refused_here(monkeypatch, capsys, "serve", "demo")
+    monkeypatch.setenv("TPSERVE_TENSOR_PARALLEL_SIZE", "2")
+    monkeypatch.setenv("TPSERVE_TP", "2")
+    line = refused_here(monkeypatch, capsys, "launch", "--model", str(tiny_model))
+    assert line == "TPSERVE_TENSOR_PARALLEL_SIZE and TPSERVE_TP are the same setting; unset one of them"
+
+
+def test_empty_variable_sets_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPSERVE_TP", "")
+    monkeypatch.setenv("TPSERVE_CONFIG", "")
+    assert launch().settings.tp == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "variable", "expected"),
+    [((), "", 2), ((), "3", 3), (("--tp", "1"), "3", 1), (("--tp", "1"), "", 1)],
+)
+def test_flag_wins_over_environment_over_file(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, args: tuple[str, ...], variable: str, expected: int
+) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  tensor_parallel_size: 2\n  dtype: half\n")
+    monkeypatch.setenv("TPSERVE_TENSOR_PARALLEL_SIZE", variable)
+    settings = launch("--config", str(tmp_path / "run.yaml"), *args).settings
+    assert (settings.tp, settings.dtype) == (expected, "half")
+
+
+@pytest.mark.parametrize(("args", "expected"), [((), True), (("--no-enable-chunked-prefill",), False)])
+def test_switch_of_the_file_can_be_turned_off(launch: Launch, tmp_path: Path, args: tuple[str, ...], expected: bool) -> None:
+    (tmp_path / "run.yaml").write_text("enable_chunked_prefill: true")
+    assert launch("--config", str(tmp_path / "run.yaml"), *args).settings.enable_chunked_prefill is expected
+
+
+def test_variable_names_the_config_file_unless_a_flag_does(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("seed: 1")
+    (tmp_path / "b.yaml").write_text("seed: 2")
+    monkeypatch.setenv("TPSERVE_CONFIG", str(tmp_path / "a.yaml"))
+    assert launch().settings.seed == 1
+    assert launch(f"--config={tmp_path / 'b.yaml'}").settings.seed == 2
+
+
+def test_model_of_the_file_is_relative_to_the_working_directory(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: Launch
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"model:\n  path: {tiny_model.name}\n")
+    monkeypatch.chdir(tiny_model.parent)
+    monkeypatch.setenv("TPSERVE_CONFIG", str(tmp_path / "run.yaml"))
+    assert launch(model=None).model_path == str(tiny_model)
+
+
+def test_note_of_the_file_is_shown_with_its_line(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("tp: 1\nenforce-eager: true\n")
+    launch("--config", str(tmp_path / "run.yaml"))
+    assert "run.yaml:2: enforce-eager has no effect here" in capsys.readouterr().err
+
+
+def test_wrong_value_of_the_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  tp: two\n")
+    assert refused("--config", tmp_path / "run.yaml") == f"{tmp_path}/run.yaml:2: tp: two: must be a valid integer"
+    assert refused(TPSERVE_CONFIG=str(tmp_path)) == f"config file {tmp_path}: Is a directory"
+
+
+def test_shown_config_names_each_source_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  path: no/such/model\n  tp: 2\n")
+    args = ("--config", tmp_path / "run.yaml", "--served-model-name", "a", "b", "--no-enable-prefix-caching", "--show-config")
+    done = tpserve("launch", *args, TPSERVE_SEED="5")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {" ".join(line.split()) for line in done.stdout.splitlines()}
+    assert lines > {
+        f"path: no/such/model # {tmp_path}/run.yaml:2",
+        f"tp: 2 # {tmp_path}/run.yaml:3",
+        "seed: 5 # TPSERVE_SEED",
+        "served_model_name: [a, b] # --served-model-name",
+        "enable_prefix_caching: false # --no-enable-prefix-caching",
+        "port: 8000 # default",
+    }
+
+
+def test_shown_config_is_a_config(
+    launch: Launch, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("-tp", "2", "--dtype", "half", "--kv-cache-memory", "10MB", "--served-model-name", "a b", "c", "--seed", "0")
+    launched = launch(*args).settings
+    monkeypatch.setattr(sys, "argv", ["tpserve", "launch", "--model", str(tiny_model), "--port", "0", *args, "--show-config"])
+    assert cli.main() == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(capsys.readouterr().out)
+    assert launch("--config", str(shown), model=None).settings == launched
+
+
+def test_shown_config_is_checked() -> None:
+    assert refused("--show-config", "--tp", "two") == "--tp two: must be a valid integer"
 
 
 def test_streams_that_the_caller_closed_are_filled() -> None:

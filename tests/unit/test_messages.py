@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -13,7 +13,7 @@ from tests.group import plan
 from tpserve.codec import MessageError, Range
 from tpserve.messages import MESSAGES, Abort, Row, Sampling, StepResult, Submit, decode, encode
 
-SAMPLING = Sampling(0.5, 3, 0.9, 0.0, 2**64 - 1)
+SAMPLING = Sampling(0.5, 3, 0.9, 0.0, 1.1, 0.5, -0.5, 2**64 - 1)
 VALUES = {  # fields whose values must fit one another
     "StepPlan": lambda: plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9])], [(1, 2)]),
 }
@@ -110,6 +110,13 @@ def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused() -> None
 def test_parallel_arrays_of_different_lengths_are_refused() -> None:
     with pytest.raises(MessageError, match="lengths differ"):
         Submit(1, np.zeros(1, "<i4"), np.zeros(2, "<u2"), [], 1, np.zeros(0, "<i4"), SAMPLING)
+
+
+@pytest.mark.parametrize("past", [[4], [4, 5, 6]])
+def test_plan_with_more_or_less_of_the_past_than_it_says_is_refused(past: list[int]) -> None:
+    right = plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9], past=[4, 5], prompt_count=1)])
+    with pytest.raises(MessageError, match="of the past"):
+        replace(right, past=np.array(past, "<i4"))
 
 
 def test_a_plan_of_decode_rows_takes_at_most_16_bytes_a_row() -> None:

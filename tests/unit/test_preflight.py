@@ -12,6 +12,7 @@ import pytest
 from tpserve import machine
 from tpserve.deployment import Deployment
 from tpserve.preflight import resolve
+from tpserve.sampling import SamplingDefaults
 from tpserve.settings import Settings, UserError
 
 GIB = 1024**3
@@ -32,10 +33,10 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_model, tmp_path / "model")
 
 
-def configure(model: Path, **changes: Any) -> None:
-    """Change config.json; None removes an entry."""
-    config = json.loads((model / "config.json").read_text()) | changes
-    (model / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+def configure(model: Path, file: str = "config.json", **changes: Any) -> None:
+    """Change a file of the model's; None removes an entry."""
+    config = json.loads((model / file).read_text()) | changes
+    (model / file).write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
 def refusal(**values: Any) -> str:
@@ -139,6 +140,47 @@ def test_model_without_an_end_is_noted(model: Path) -> None:
     found = resolve(Settings(model=str(model)))
     assert found.stop_ids == ()
     assert "no end-of-sequence id" in found.notes[0]
+
+
+def test_models_defaults_are_taken_over_and_noted_in_one_line(model: Path) -> None:
+    configure(model, "generation_config.json", temperature=0.3, top_p=0.8, repetition_penalty=1.2)
+    found = resolve(Settings(model=str(model)))
+    assert found.sampling == SamplingDefaults(temperature=0.3, top_p=0.8, repetition_penalty=1.2)
+    (note,) = found.notes
+    assert note == (
+        "generation_config.json: requests that leave them out get temperature 0.3, top_p 0.8, repetition_penalty 1.2"
+    )
+    configure(model, "generation_config.json", temperature=-1)
+    assert "temperature is -1" in refusal(model=str(model))
+
+
+def test_chat_template_of_a_file_takes_the_place_of_the_models(model: Path, tmp_path: Path) -> None:
+    assert resolve(Settings(model=str(model))).chat_template is None
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
+    configure(model, "tokenizer_config.json", chat_template="{% broken")  # which it may well be
+    found = resolve(Settings(model=str(model), chat_template=str(tmp_path / "own.jinja")))
+    assert found.chat_template == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("none.jinja", None, "none.jinja: No such file or directory; give a file"),
+        ("{{ messages }}", None, "{{ messages }}: No such file or directory; give a file"),
+        (".", None, "Is a directory"),
+        ("own.jinja", b"{% for %}", "own.jinja: the chat template is not valid Jinja: "),
+        ("own.jinja", b"\xff", "own.jinja: 'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_file_that_is_no_chat_template_is_refused_by_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    text = refusal(model=str(tiny_model), chat_template=name)
+    assert text.startswith(f"--chat-template {name}: ")
+    assert named in text
 
 
 def test_dummy_needs_no_weights(model: Path) -> None:

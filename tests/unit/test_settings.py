@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
-from tpserve.settings import Flag, Settings, explain
+from tpserve.settings import Flag, Section, Settings, explain
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,8 @@ def test_kv_cache_memory_reads_units(text: object, expected: int) -> None:
         ({"seed": 2**64}, "seed", "must be less"),
         ({"model": ""}, "model", "at least 1 character"),
         ({"served_model_name": ("a", "")}, "served_model_name", "at least 1 character"),
+        ({"scheduling_policy": "priority"}, "scheduling_policy", "is not supported yet, only fcfs"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy", "must be 'fcfs'"),
         ({"no_such": 1}, "no_such", "not permitted"),
     ],
 )
@@ -62,11 +66,12 @@ def test_settings_come_back_from_json() -> None:
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
-def test_every_setting_has_one_flag_named_after_it_and_a_help_text() -> None:
+def test_every_setting_has_one_flag_named_after_it_a_section_and_a_help_text() -> None:
     spellings: list[str] = []
     for name, field in Settings.model_fields.items():
         (flag,) = [detail for detail in field.metadata if isinstance(detail, Flag)]
         assert flag.names[0] == "--" + name.replace("_", "-")
+        assert flag.section in get_args(Section)
         assert field.description
         spellings += flag.names
     assert len(set(spellings)) == len(spellings)

@@ -64,9 +64,9 @@ def _download(work: Path) -> Path:
 
 
 def _convert(source: Path, folder: Path) -> None:
-    from tpserve.checkpoint.gguf_conversion import convert  # slow to import, and needed only once
+    from tpserve.checkpoint.gguf.convert import convert  # slow to import, and needed only once
 
-    convert(source, folder)
+    convert([source], folder)
     _check(folder / "model.safetensors", _WEIGHTS_SHA256)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpserve.checkpoint import gguf, tokenizer
 from tpserve.checkpoint.demo import demo_path
 from tpserve.settings import DEMO, Settings, UserError
 
@@ -27,10 +28,12 @@ def describe(settings: Settings) -> Source:
     Raises UserError if there is no such model.
     """
     model = settings.model
+    path = Path(os.path.expanduser(model))
+    if settings.revision and (model == DEMO or path.exists()):
+        raise UserError(f"--revision {settings.revision}: only a Hub id has revisions, not --model {model}; leave it out")
     if model == DEMO:
         return _demo()
-    path = Path(os.path.expanduser(model))
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and not path.is_dir():
         return _gguf(path)
     if path.is_file():
         raise UserError(f"--model {model}: is a file; give a folder with config.json, tokenizer.json and safetensors")
@@ -48,13 +51,17 @@ def _demo() -> Source:
 
 
 def _gguf(path: Path) -> Source:
-    raise UserError(f"--model {path}: GGUF files are not supported yet; give a folder with safetensors")
+    folder = gguf.converted(path)
+    return Source(folder, folder, gguf.model_name(path))
 
 
 def _hub(settings: Settings) -> Source:
-    raise UserError(f"--model {settings.model}: no such folder; give one with config.json (Hub names are not supported yet)")
+    from tpserve.checkpoint import hub  # here, as the library takes a while and few need it
+
+    path, fetch_weights = hub.describe(settings)
+    return Source(path, _tokenizer(path), settings.model, fetch_weights)
 
 
 def _tokenizer(path: Path) -> Path:
-    """The folder of the tokenizer: the model's own."""
-    return path
+    """The folder of the tokenizer: the model's own, or one in the cache where that has another form than tokenizer.json."""
+    return tokenizer.folder_of(path)

@@ -37,6 +37,7 @@ from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.records import Generation
 from tpserve.frontend.responses import GenerationResponse
+from tpserve.sampling import SamplingDefaults
 
 logger = logging.getLogger("tpserve")
 
@@ -60,7 +61,7 @@ class Service:
         return health.check(self.board, self.engine, self.deployment.settings.step_timeout)
 
 
-_ToRequest = Callable[[dict[str, Any], int | None, int], schema.GenerateRequest]
+_ToRequest = Callable[[dict[str, Any], int | None, int, SamplingDefaults], schema.GenerateRequest]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -128,7 +129,7 @@ def _understand(service: Service, body: bytes, to_request: _ToRequest) -> tuple[
     deployment = service.deployment
     fields = schema.parse_json(body)
     model = _model(fields.get("model"), deployment.served_names)  # before all else: it may be another server's request
-    wanted = to_request(fields, deployment.settings.seed, deployment.spec.vocab_size)
+    wanted = to_request(fields, deployment.settings.seed, deployment.spec.vocab_size, deployment.sampling)
     return model, wanted, service.prompts.prompts(wanted)
 
 

@@ -51,7 +51,12 @@ class AnswerText:
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string has ended the text."""
-        return self._finder.found is not None
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._finder.found
 
     def add(self, id_: int, finish: Finish = Finish.NONE) -> None:
         """Take the next id, with the engine's reason to end after it. An end-of-sequence id is never shown."""

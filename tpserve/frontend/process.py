@@ -1,4 +1,4 @@
-"""The frontend as a process: its sockets, the launcher's word, and its end."""
+"""The frontend as a process: its HTTP server, and its end."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import os
 import resource
 import shutil
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-import zmq.asyncio
+import zmq
 from fastapi import FastAPI
 
 from tpserve.board import Board
 from tpserve.child import Charge, Control
-from tpserve.codec import MessageError
 from tpserve.frontend import template
 from tpserve.frontend.app import Service, create_app
 from tpserve.frontend.engine import Engine
+from tpserve.frontend.link import Link, readable
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Drained, Message, Ready, Stop, Up, decode, encode
+from tpserve.messages import Drained
 
 logger = logging.getLogger("tpserve")
 
@@ -42,132 +41,79 @@ def serve(charge: Charge, control: Control, context: zmq.Context[zmq.Socket[byte
     """Serve until the launcher says stop, or is gone."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each open stream is a descriptor
-    asyncio.run(Frontend(charge, control, context).run())
+    asyncio.run(_serve(charge, control, context))
 
 
-class Frontend:
+async def _serve(charge: Charge, control: Control, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    await Frontend(charge, control, context).run()
+
+
+class Frontend(Link):
     """One life of the frontend process."""
 
     def __init__(self, charge: Charge, control: Control, context: zmq.Context[zmq.Socket[bytes]]):
         deployment = charge.deployment
         assert charge.listen_fd is not None
         folder = Path(deployment.tokenizer_path)
-        tokenizer, chat_template = Tokenizer(folder), template.load(folder)
+        tokenizer, chat_template = Tokenizer(folder), template.load(folder, deployment.chat_template)
         if chat_template is None:
-            logger.warning("the model has no chat template: /v1/chat/completions will refuse requests")
+            logger.warning("the model has no chat template: chats are refused; give one with --chat-template FILE")
+        metrics = Metrics(deployment.served_names[0])
+        super().__init__(charge, control, context, Engine(deployment, tokenizer, metrics))
         self._charge = charge
         self._listening = socket.socket(fileno=charge.listen_fd)
-        self._context = zmq.asyncio.Context.shadow(context.underlying)
-        self._control = zmq.asyncio.Socket.from_socket(control.socket)
         self._executor = ThreadPoolExecutor(_PROMPT_THREADS, "prompts")
-        metrics = Metrics(deployment.served_names[0])
-        self._engine = Engine(deployment, tokenizer, metrics)
         prompts = PromptMaker(tokenizer, chat_template, deployment.spec.vocab_size, deployment.max_model_len)
-        service = Service(deployment, Board(charge.board_fd), self._engine, metrics, prompts, self._executor)
+        service = Service(deployment, Board(charge.board_fd), self.engine, metrics, prompts, self._executor)
         self._server = http_server(create_app(service))
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._end: asyncio.Future[None]
 
     async def run(self) -> None:
         """Serve until the launcher says stop or is gone. Raises what ended any part of it."""
-        self._end = asyncio.get_running_loop().create_future()
-        http = self._start(self._server.serve(sockets=[self._listening]))
-        self._start(self._obey())
-        self._start(self._outlive_launcher())
+        http = self.start(self._server.serve(sockets=[self._listening]))
+        self.start(self.obey())
+        self.start(self._outlive_launcher())
         try:
-            await self._end
+            await self.end
         except Exception:
             await self._cut("the server failed")
             raise
         finally:
             self._server.should_exit = True
             await asyncio.wait([http])
-            self._engine.close()
+            self.engine.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a part of the process; its failure ends the process."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
-        return task
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._end.done():
-            self._end.set_exception(error)
-
-    # The launcher's word
-
-    async def _obey(self) -> None:
-        while True:
-            epoch, message = decode(await self._control.recv())
-            match message:
-                case Up():
-                    address = self._charge.model_copy(update={"epoch": epoch}).address("requests")
-                    self._engine.connect(self._context, epoch, address, message.pages)
-                    self._start(self._engine.receive())
-                    await self._say(Ready("frontend", 0))
-                case Stop(drain=True):
-                    self._start(self._drain())
-                case Stop():
-                    self._start(self._stop(message.reason))
-                case _:
-                    raise MessageError(f"a {type(message).__name__} is not for the frontend")
-
-    async def _say(self, message: Message) -> None:
-        await self._control.send(encode(message, self._charge.epoch))
-
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
         """End when the open requests have ended. A stop that comes meanwhile is quicker."""
-        self._engine.stop_taking(_STOPPING)
-        await self._engine.idle()
+        self.engine.stop_taking(_STOPPING)
+        await self.engine.idle()
         await self._finish()
 
-    async def _stop(self, reason: str) -> None:
+    async def stop(self, reason: str) -> None:
+        """End now."""
         await self._cut(reason or _STOPPING)
         await self._finish()
 
     async def _outlive_launcher(self) -> None:
         """When the launcher is gone, nobody else can clean up."""
-        await _death(self._charge.launcher_pid)
+        with contextlib.suppress(ProcessLookupError):
+            await readable(os.pidfd_open(self._charge.launcher_pid))
         logger.error("the launcher is gone: ending")
         await self._cut("the server was killed")
         shutil.rmtree(self._charge.run_dir, ignore_errors=True)
-        self._end_now()
+        self.end_now()
 
     async def _cut(self, reason: str) -> None:
         """End open requests with an error, and give their clients a moment to read it."""
-        self._engine.fail_all(reason)
+        self.engine.fail_all(reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
-                await self._engine.idle()
+                await self.engine.idle()
 
     async def _finish(self) -> None:
-        if not self._end.done():
-            await self._say(Drained())
-            self._end_now()
-
-    def _end_now(self) -> None:
-        if not self._end.done():
-            self._end.set_result(None)
-
-
-async def _death(pid: int) -> None:
-    """Wait until a process has ended."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    dead = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(pidfd, dead.set)
-    try:
-        await dead.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
+        if not self.end.done():
+            await self.say(Drained())
+            self.end_now()
 
 
 class _Server(uvicorn.Server):

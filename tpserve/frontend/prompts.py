@@ -24,22 +24,24 @@ class PromptMaker:
     def prompts(self, request: GenerateRequest) -> list[np.ndarray]:
         """The ids of each prompt, int32, 1 to max_model_len - 1 of them. Raises InvalidRequest."""
         if request.messages is not None:
-            return [self._from_text(self._render(request.messages), "messages", add_special_tokens=False)]
+            return [self.from_text(self.render(request.messages), "messages", add_special_tokens=False)]
         return [
-            self._from_text(prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else self._from_ids(prompt)
+            self.from_text(prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else self._from_ids(prompt)
             for prompt in request.prompts or ()
         ]
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message]) -> str:
+        """The text that the chat template makes of them. Raises InvalidRequest."""
         if self._template is None:
-            remedy = "use /v1/completions, or add chat_template.jinja to the model's folder"
+            remedy = "give one (--chat-template FILE; chat_template in Python), or use completions"
             raise InvalidRequest(f"messages: the model has no chat template; {remedy}", "messages")
         try:
             return self._template.render(messages)
         except TemplateRefusal as error:
             raise InvalidRequest(f"messages: the model's chat template refused them: {error}", "messages") from error
 
-    def _from_text(self, text: str, param: str, add_special_tokens: bool) -> np.ndarray:
+    def from_text(self, text: str, param: str, add_special_tokens: bool) -> np.ndarray:
+        """The text's ids, int32. `param` is the field that the text comes from. Raises InvalidRequest."""
         least = self._tokenizer.least_tokens(text)
         if least >= self._max_model_len:  # tokenizing it would only be work for nothing
             raise self._too_long(f"at least {least}", param)

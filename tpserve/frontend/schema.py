@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from tpserve.frontend import neutral
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.messages import Sampling
+from tpserve.sampling import AdditivePenalty, MinP, RepetitionPenalty, SamplingDefaults, Temperature, TopK, TopP
 
 MAX_N = 128
 MAX_CHOICES = 1024  # prompts x n of one request
@@ -22,9 +23,9 @@ MAX_FIELDS = 200  # of a body: what is beyond is not looked at one by one
 MAX_MESSAGES = 10_000
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
-MAX_TEMPERATURE = 100.0
 _LEAST_TEMPERATURE = 1e-5  # below it a request is greedy
 _LEAST_TOP_P = 1e-9  # below it only the likeliest id can be left, in any vocabulary
+OPENAI_DEFAULTS = SamplingDefaults()
 
 Prompt = str | list[int]
 Message = dict[str, str]  # role, content, and name if given
@@ -126,10 +127,13 @@ class _Generate(_Strict):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: AdditivePenalty | None = None
+    frequency_penalty: AdditivePenalty | None = None
     seed: int | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
     stream: bool | None = None
@@ -141,17 +145,20 @@ class _Generate(_Strict):
     prompt_cache_key: str | None = None
     metadata: dict[str, Any] | None = None
 
-    def sampling(self, default_seed: int | None, vocab_size: int) -> Sampling:
+    def sampling(self, default_seed: int | None, vocab_size: int, defaults: SamplingDefaults) -> Sampling:
         """How ids are chosen; seed 0 where neither the client nor the user of the server gives one."""
-        temperature = 1.0 if self.temperature is None else self.temperature
-        top_p = 1.0 if self.top_p is None else self.top_p
-        top_k = max(0, self.top_k or 0)
+        asked = {name: value for name in SamplingDefaults.model_fields if (value := getattr(self, name)) is not None}
+        wanted = defaults.model_copy(update=asked)
+        is_greedy = wanted.temperature < _LEAST_TEMPERATURE or wanted.top_p < _LEAST_TOP_P
         seed = default_seed if self.seed is None else self.seed
         return Sampling(
-            temperature=0.0 if temperature < _LEAST_TEMPERATURE or top_p < _LEAST_TOP_P else temperature,
-            top_k=0 if top_k >= vocab_size else top_k,
-            top_p=top_p,
-            min_p=self.min_p or 0.0,
+            temperature=0.0 if is_greedy else wanted.temperature,
+            top_k=0 if wanted.top_k >= vocab_size else max(0, wanted.top_k),
+            top_p=wanted.top_p,
+            min_p=wanted.min_p,
+            repetition_penalty=wanted.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
             seed=(seed or 0) % 2**64,
         )
 
@@ -175,19 +182,24 @@ class ChatBody(_Generate):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def completion_request(body: Mapping[str, Any], default_seed: int | None, vocab_size: int) -> GenerateRequest:
+def completion_request(
+    body: Mapping[str, Any], default_seed: int | None, vocab_size: int, defaults: SamplingDefaults = OPENAI_DEFAULTS
+) -> GenerateRequest:
     """The request that a body of /v1/completions makes. Raises InvalidRequest."""
     checked = _validated(CompletionBody, body)
     _refuse_unknown(checked, neutral.COMPLETION)
-    return _request(checked, default_seed, vocab_size, prompts=tuple(checked.prompt))
+    sampling = checked.sampling(default_seed, vocab_size, defaults)
+    return _request(checked, default_seed, sampling, prompts=tuple(checked.prompt))
 
 
-def chat_request(body: Mapping[str, Any], default_seed: int | None, vocab_size: int) -> GenerateRequest:
+def chat_request(
+    body: Mapping[str, Any], default_seed: int | None, vocab_size: int, defaults: SamplingDefaults = OPENAI_DEFAULTS
+) -> GenerateRequest:
     """The request that a body of /v1/chat/completions makes. Raises InvalidRequest."""
     checked = _validated(ChatBody, body)
     _refuse_unknown(checked, neutral.CHAT)
     messages = tuple(_message(message, index) for index, message in enumerate(checked.messages))
-    return _request(checked, default_seed, vocab_size, messages=messages)
+    return _request(checked, default_seed, checked.sampling(default_seed, vocab_size, defaults), messages=messages)
 
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -237,7 +249,7 @@ def _message(message: ChatMessage, index: int) -> Message:
 def _request(
     body: _Generate,
     default_seed: int | None,
-    vocab_size: int,
+    sampling: Sampling,
     prompts: tuple[Prompt, ...] | None = None,
     messages: tuple[Message, ...] | None = None,
 ) -> GenerateRequest:
@@ -251,7 +263,7 @@ def _request(
         n=n,
         max_tokens=body.token_limit(),
         stop=tuple(dict.fromkeys(body.stop)),
-        sampling=body.sampling(default_seed, vocab_size),
+        sampling=sampling,
         has_seed=not (body.seed is None and default_seed is None),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,

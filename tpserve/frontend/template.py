@@ -48,9 +48,14 @@ class ChatTemplate:
             raise TemplateRefusal(" ".join(cause.split()) or type(error).__name__) from error
 
 
-def load(folder: Path) -> ChatTemplate | None:
-    """The folder's template: chat_template.jinja, else that of tokenizer_config.json, else none."""
+def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
+    """The folder's template: chat_template.jinja, else that of tokenizer_config.json, else none.
+
+    Another `source` gets the folder's special tokens.
+    """
     config = _read_json(folder / "tokenizer_config.json")
+    if source is not None:
+        return ChatTemplate(source, _special_tokens(config))
     file = folder / "chat_template.jinja"
     try:
         source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")

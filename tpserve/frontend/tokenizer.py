@@ -10,6 +10,7 @@ from typing import Any
 
 import tokenizers
 
+from tpserve.byte_level import BYTES
 from tpserve.settings import UserError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -103,18 +104,8 @@ def _piece(token: str, added: bool, steps: list[dict[str, Any]]) -> bytes:
     return token.encode()
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE spells bytes as characters: printable Latin-1 as itself, the rest in order from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = sorted(set(range(256)) - set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(rest)}
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
 def _from_byte_level(token: str) -> bytes:
-    return bytes(_ALPHABET[char] for char in token) if all(char in _ALPHABET for char in token) else token.encode()
+    return bytes(BYTES[char] for char in token) if all(char in BYTES for char in token) else token.encode()
 
 
 # How much text an id can stand for

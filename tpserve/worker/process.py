@@ -24,6 +24,7 @@ from tpserve.model.decoder import Decoder
 from tpserve.parallel.backends import open_collectives
 from tpserve.parallel.collectives import Collectives
 from tpserve.parallel.partition import partition
+from tpserve.worker.penalties import Penalties
 from tpserve.worker.runner import Runner, StepOutcome
 from tpserve.worker.sampler import Sampler
 from tpserve.worker.slots import Slots
@@ -119,7 +120,9 @@ class Worker:
         assert pools.nbytes == pages * self._page_bytes()
         sampler = Sampler(decoder.collectives, self.shard.vocab.start, deployment.settings.corrupt_id)
         most = pages_for(deployment.max_model_len, deployment.page_size)
-        return Runner(decoder, sampler, Slots(deployment.max_num_seqs, most, deployment.page_size, self.device), pools)
+        slots = Slots(deployment.max_num_seqs, most, deployment.page_size, self.device)
+        penalties = Penalties(deployment.max_num_seqs, self.shard.vocab, self.device)
+        return Runner(decoder, sampler, slots, penalties, pools)
 
     def _serve(self, runner: Runner, plans: zmq.Socket[bytes]) -> None:
         idle_since = time.perf_counter()

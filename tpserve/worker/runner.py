@@ -13,6 +13,7 @@ from tpserve.kernels import attention
 from tpserve.kernels import reference as ops
 from tpserve.messages import Row, StepPlan
 from tpserve.model.decoder import Decoder, StepInputs
+from tpserve.worker.penalties import Penalties
 from tpserve.worker.sampler import Sampler, SamplingRows
 from tpserve.worker.slots import Slots, StepTokens
 
@@ -39,11 +40,12 @@ class StepOutcome:
 class Runner:
     """Executes plans in order on a decoder, its KV pools and slots."""
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, slots: Slots, pools: Tensor):
+    def __init__(self, decoder: Decoder, sampler: Sampler, slots: Slots, penalties: Penalties, pools: Tensor):
         """`pools` is (layers, 2, pages, page_size, kv_heads, head_dim) in the storage dtype."""
         self.decoder = decoder
         self.sampler = sampler
         self.slots = slots
+        self.penalties = penalties
         self.pools = pools
         self.device = pools.device
         self.windows = {layer.window for layer in decoder.spec.layers}
@@ -57,6 +59,7 @@ class Runner:
         if len(plan.copy_to):
             ops.copy_pages(self.pools, self._index(plan.copy_from), self._index(plan.copy_to))
         tokens = self.slots.begin(plan)
+        self.penalties.admit(plan)
         # Masked places still enter the products, and what a page held before may be NaN: 0 * NaN is not 0.
         ops.clear_kv(self.pools, self._index(tokens.tails))
         inputs = self._inputs(tokens)
@@ -69,9 +72,12 @@ class Runner:
         last = self.decoder.logits(hidden.index_select(0, self._index(tokens.last[sampled])))
         forwarded, forward_waited = time.perf_counter(), collectives.seconds
 
+        slots = tokens.slots[sampled]
+        self.penalties.apply_(last, slots)
         ids = self.sampler.sample(last, self._sampling(tokens, sampled), plan.step, data)
-        self.slots.last_ids.index_copy_(0, self._index(tokens.slots[sampled]), ids.clamp_min(0))
+        self.slots.last_ids.index_copy_(0, self._index(slots), ids.clamp_min(0))
         host_ids = ids.cpu().numpy()
+        self.penalties.count(slots, host_ids)
         ended = time.perf_counter()
         forward_s = forwarded - prepared - (forward_waited - waited)
         sample_s = ended - forwarded - (collectives.seconds - forward_waited)

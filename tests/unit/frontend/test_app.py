@@ -13,6 +13,7 @@ from tests.unit.frontend.rig import EPOCH, events, in_loop, rig
 from tpserve.deployment import Deployment
 from tpserve.frontend.app import MAX_BODY_BYTES
 from tpserve.messages import Abort, Finish, Refused, Stop, Submit
+from tpserve.sampling import SamplingDefaults
 
 TEXTS = ["the 😀 🎉 👩‍👩‍👧‍👦", "你好世界。", "e\u0301 नमस्ते", " leading", "  two   three    ", "a\n\n\nb", "a \ufffd"]
 
@@ -32,13 +33,15 @@ def finishes(chunks: list[dict[str, Any]], index: int = 0) -> list[str | None]:
 @in_loop
 async def test_completion_asks_for_what_its_body_says(deployment: Deployment) -> None:
     async with rig(deployment) as r:
-        sent = r.complete(temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=7, max_tokens=2)
+        penalties = {"repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5}
+        sent = r.complete(temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=7, max_tokens=2, **penalties)
         submit = await r.coordinator.next(Submit)
         assert submit.prompt.tolist() == r.ids("the fox")
         assert (submit.choices.tolist(), [ids.tolist() for ids in submit.generated]) == ([0], [[]])
         assert (submit.max_tokens, submit.stop_ids.tolist()) == (2, [0])
         sampling = submit.sampling
         assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (0.5, 3, 0.25, 0.125, 7)
+        assert {name: getattr(sampling, name) for name in penalties} == penalties
         await r.coordinator.generate(submit, r.ids("a"))
         assert (await sent).status_code == 200
 
@@ -75,6 +78,18 @@ async def test_seed_of_the_server_is_the_default(deployment: Deployment) -> None
         assert submit.sampling.seed == 11
         await r.coordinator.generate(submit, [5])
         await sent
+
+
+@in_loop
+async def test_models_defaults_are_those_of_both_endpoints(deployment: Deployment) -> None:
+    async with rig(deployment.model_copy(update={"sampling": SamplingDefaults(top_k=20)})) as r:
+        for send in (r.complete, r.chat):
+            for fields, top_k in (({}, 20), ({"top_k": None}, 20), ({"top_k": 5}, 5)):
+                sent = send(**fields)
+                submit = await r.coordinator.next(Submit)
+                assert submit.sampling.top_k == top_k
+                await r.coordinator.generate(submit, [5])
+                await sent
 
 
 # Whole answers

@@ -9,6 +9,8 @@ import pytest
 from tpserve.frontend import neutral, schema
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.schema import GenerateRequest, chat_request, completion_request, parse_json
+from tpserve.messages import Sampling
+from tpserve.sampling import SamplingDefaults
 
 VOCAB = 310
 HI = [{"role": "user", "content": "hi"}]
@@ -36,7 +38,9 @@ def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         parse_json(body)
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+)
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_number_that_is_not_finite_is_refused_by_its_field(field: str, number: str) -> None:
     body = parse_json(f'{{"prompt": "x", "{field}": {number}}}'.encode())
@@ -50,6 +54,9 @@ BAD = {
     "top_p": (-0.5, 1.5, "x", True),
     "top_k": (-5, -2, 1.5, "x", True),
     "min_p": (-1, 2, "x"),
+    "repetition_penalty": (0, -1, 1e-9, 101, "x", True),
+    "presence_penalty": (-2.1, 2.1, "x", False),
+    "frequency_penalty": (-2.1, 100, [], True),
     "seed": ("x", 1.5, True, []),
     "stop": (5, [1], [None], "", [""], ["a"] * 17, "x" * 513, {"a": 1}, True),
     "n": (0, -1, 129, 10**6, "two", 1.5, True),
@@ -67,6 +74,9 @@ GOOD = {
     "top_p": (0, 1, 0.5, 1e-6),
     "top_k": (-1, 0, 1, 10**30),
     "min_p": (0, 1, 0.1),
+    "repetition_penalty": (1, 1.1, 0.01, 100),
+    "presence_penalty": (-2, 0, 2),
+    "frequency_penalty": (-2, 0.5, 2),
     "seed": (0, -1, 2**70),
     "stop": ("a", ["a", "b"], [], ["a"] * 16, "x" * 512),
     "n": (1, 128),
@@ -130,9 +140,6 @@ def test_neutral_value_is_accepted(make: Any, field: str, value: Any) -> None:
 
 
 NOT_NEUTRAL = {
-    "presence_penalty": (0.5, 100, "x", False),
-    "frequency_penalty": (-1,),
-    "repetition_penalty": (0, -1, 1.1, True),
     "logit_bias": ({"1": 100}, "x"),
     "logprobs": (0, 3, True, -5),
     "best_of": (2, True, 10**6),
@@ -243,8 +250,33 @@ def test_defaults_are_plain_sampling_up_to_the_room_left() -> None:
     request = completion()
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert not sampling.looks_back
     assert (request.n, request.max_tokens, request.stop, request.stream) == (1, None, (), False)
     assert (request.ignore_eos, request.skip_special_tokens) == (False, True)
+
+
+DEFAULTS = SamplingDefaults(temperature=0.3, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize("name", SamplingDefaults.model_fields)
+def test_models_default_holds_where_a_field_is_absent_or_null_and_yields_to_a_value(name: str) -> None:
+    def made(**fields: Any) -> Sampling:
+        return chat_request({"messages": HI, **fields}, 0, VOCAB, DEFAULTS).sampling
+
+    assert getattr(made(), name) == getattr(made(**{name: None}), name) == getattr(DEFAULTS, name)
+    off = getattr(SamplingDefaults(), name)
+    assert made(**{name: off}) != made()
+    assert getattr(made(**{name: off}), name) == off
+
+
+@pytest.mark.parametrize(
+    ("fields", "looks_back"),
+    [({"repetition_penalty": 1.1}, True), ({"presence_penalty": -1}, True), ({"frequency_penalty": 0.1}, True),
+     ({"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}, False)],
+)  # fmt: skip
+def test_penalties_look_back_unless_all_are_off(fields: dict[str, float], looks_back: bool) -> None:
+    assert completion(**fields).sampling.looks_back is looks_back
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1e-6}, {"top_p": 0}, {"top_p": 1e-12}])

@@ -1,0 +1,1 @@
+"""The offline API's parts: a model in the user's own process, without HTTP."""

@@ -1,0 +1,54 @@
+"""Prompts in all the forms that a user may give them, each as the fields of an HTTP body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tpserve.offline.params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # text, ids, or a dict of either
+Conversation = Sequence[Mapping[str, Any]]
+
+
+def prompts(given: Prompt | Iterable[Prompt]) -> list[str | list[int]]:
+    """One prompt or several as a list of texts and ids. Raises ValueError with the place of one that is neither."""
+    several: list[Any] = [given] if isinstance(given, (str, Mapping)) else list(given)
+    if several and all(type(one) is int for one in several):
+        several = [several]  # the ids of one prompt
+    return [_prompt(one, place) for place, one in enumerate(several)]
+
+
+def _prompt(given: Any, place: int) -> str | list[int]:
+    if isinstance(given, Mapping):
+        fields = {name: value for name, value in given.items() if value is not None}
+        text, given = fields.pop("prompt", None), fields.pop("prompt_token_ids", None)
+        given = text if given is None else given
+        if fields:
+            raise ValueError(f"prompts[{place}]: {next(iter(fields))!r} is not supported")
+    if isinstance(given, str):
+        return given
+    ids = given.tolist() if hasattr(given, "tolist") else given  # of an array or tensor
+    if not isinstance(ids, (list, tuple)) or not all(type(id_) is int for id_ in ids):
+        raise ValueError(
+            f"prompts[{place}]: must be a string, a list of token ids, or a dict with one of these as"
+            " 'prompt' or 'prompt_token_ids'"
+        )
+    return list(ids)
+
+
+def conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or several as a list of them."""
+    return [given] if given and isinstance(given[0], Mapping) else list(given)  # type: ignore[list-item, arg-type]
+
+
+def params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """For each of `count` prompts its own. Raises ValueError when they are not as many."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise ValueError(f"{count} prompts, but {len(given)} SamplingParams: give one for all, or one for each")
+    for one in given:
+        if not isinstance(one, SamplingParams):
+            raise TypeError(f"sampling_params: must be SamplingParams, not {type(one).__name__}")
+    return list(given)
