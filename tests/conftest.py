@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import gguf_models, hf_to_gguf
+from tests.hf_to_gguf import Job
 from tests.tiny import Tiny
 from tpserve.checkpoint import demo
 
@@ -28,3 +30,16 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Pa
 def tiny_model(tiny_folder: Callable[[Tiny], Path]) -> Path:
     """The folder of the default tiny model."""
     return tiny_folder(Tiny())
+
+
+@pytest.fixture(scope="session")
+def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every GGUF model's folder and, beside it, its file in float32; one in other types, one in parts."""
+    root = tmp_path_factory.mktemp("gguf")
+    folders = [gguf_models.write_folder(name, root / name) for name in gguf_models.MODELS]
+    hf_to_gguf.write(
+        *(Job(folder, root / f"{folder.name}.gguf") for folder in folders),
+        *(Job(root / "gemma3", root / f"gemma3-{kind}.gguf", kind) for kind in ("f16", "bf16")),
+        Job(root / "llama", root / "split.gguf", options=("--split-max-tensors", "8")),
+    )
+    return root

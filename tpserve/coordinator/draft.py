@@ -24,7 +24,7 @@ class Draft:
         self._first: list[Sequence] = []
         self._slots, self._counts, self._flags = array("H"), array("I"), array("B")
         self._page_counts, self._pages, self._ids = array("I"), array("i"), array("i")
-        self._starts = array("I")
+        self._starts, self._past_counts, self._past = array("I"), array("I"), array("i")
         self._copy_from, self._copy_to = array("i"), array("i")
 
     def add_decodes(self, rows: list[Sequence], page_counts: list[int], pages: list[int]) -> None:
@@ -53,8 +53,15 @@ class Draft:
             self.sampled.append(row)
         if first:
             self._pages.extend(row.pages)
-            self._starts.append(row.num_computed)
-            self._first.append(row)
+            self._add_first(row)
+
+    def _add_first(self, row: Sequence) -> None:
+        # The workers see no ids of a prefix hit, and none of the last stay in a slot.
+        past = row.ids if row.sampling.looks_back else array("i")
+        self._past += past
+        self._past_counts.append(len(past))
+        self._starts.append(row.num_computed)
+        self._first.append(row)
 
     def add_copy(self, source: int, target: int) -> None:
         """Page `target` begins as a copy of page `source`."""
@@ -65,7 +72,10 @@ class Draft:
         """The plan, or None when it has no rows."""
         if not self._slots:
             return None
-        samplings = [row.sampling for row in self._first]
+
+        def parameter(name: str, dtype: type) -> np.ndarray:
+            return np.array([getattr(row.sampling, name) for row in self._first], dtype)
+
         return StepPlan(
             step=self.step,
             slots=np.asarray(self._slots),
@@ -75,12 +85,18 @@ class Draft:
             pages=np.asarray(self._pages),
             ids=np.asarray(self._ids),
             starts=np.asarray(self._starts),
-            seeds=np.array([sampling.seed for sampling in samplings], np.uint64),
+            seeds=parameter("seed", np.uint64),
             choices=np.array([row.choice for row in self._first], np.uint16),
-            temperatures=np.array([sampling.temperature for sampling in samplings], np.float32),
-            top_ks=np.array([sampling.top_k for sampling in samplings], np.uint32),
-            top_ps=np.array([sampling.top_p for sampling in samplings], np.float32),
-            min_ps=np.array([sampling.min_p for sampling in samplings], np.float32),
+            temperatures=parameter("temperature", np.float32),
+            top_ks=parameter("top_k", np.uint32),
+            top_ps=parameter("top_p", np.float32),
+            min_ps=parameter("min_p", np.float32),
+            repetition_penalties=parameter("repetition_penalty", np.float32),
+            presence_penalties=parameter("presence_penalty", np.float32),
+            frequency_penalties=parameter("frequency_penalty", np.float32),
+            prompt_counts=np.array([row.num_prompt for row in self._first], np.uint32),
+            past_counts=np.asarray(self._past_counts),
+            past=np.asarray(self._past),
             copy_from=np.asarray(self._copy_from),
             copy_to=np.asarray(self._copy_to),
         )

@@ -21,8 +21,17 @@ VOCAB = 5
 NOT_FINITE_OF = 61  # one in so many digests stands for logits that are not finite
 
 
-def sampling(seed: int = 0) -> Sampling:
-    return Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+def sampling(seed: int = 0, looks_back: bool = False) -> Sampling:
+    return Sampling(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.5 if looks_back else 0.0,
+        frequency_penalty=0.0,
+        seed=seed,
+    )
 
 
 def make_submit(
@@ -33,7 +42,7 @@ def make_submit(
     stop_ids: tuple[int, ...] = (),
     seed: int = 0,
 ) -> Submit:
-    """`choices` maps each index to the ids it already has."""
+    """`choices` maps each index to the ids it already has. Every other request has penalties."""
     choices = choices or {0: []}
     return Submit(
         request=request,
@@ -42,7 +51,7 @@ def make_submit(
         generated=[np.array(ids, np.int32) for ids in choices.values()],
         max_tokens=max_tokens,
         stop_ids=np.array(stop_ids, np.int32),
-        sampling=sampling(seed),
+        sampling=sampling(seed, looks_back=request % 2 == 1),
     )
 
 
@@ -78,6 +87,7 @@ class Slot:
     choice: int
     seed: int
     length: int
+    past: list[int] | None  # with penalties all its ids, as told at first and sampled since
     last: int = -1
     table: list[int] = field(default_factory=list)
 
@@ -114,11 +124,15 @@ class ModelWorker:
 
     def _advance_slots(self, plan: StepPlan) -> list[tuple[Slot, list[int]]]:
         """Each row's slot with its page table as of this step, and the row's input ids."""
-        first, pages, ids, rows = 0, plan.pages.tolist(), plan.ids.tolist(), []
+        first, pages, ids, past, rows = 0, plan.pages.tolist(), plan.ids.tolist(), plan.past.tolist(), []
         for r, number in enumerate(plan.slots.tolist()):
             flags, count, page_count = int(plan.flags[r]), int(plan.counts[r]), int(plan.page_counts[r])
             if flags & Row.FIRST:
-                self.slots[number] = Slot(int(plan.choices[first]), int(plan.seeds[first]), int(plan.starts[first]))
+                parameters = (plan.choices, plan.seeds, plan.starts, plan.past_counts)
+                choice, seed, start, past_count = (int(values[first]) for values in parameters)
+                assert bool(past_count) == bool(plan.presence_penalties[first])
+                self.slots[number] = Slot(choice, seed, start, past[:past_count] or None)
+                del past[:past_count]
                 first += 1
             slot = self.slots[number]
             slot.table += pages[:page_count]
@@ -131,6 +145,7 @@ class ModelWorker:
                 del ids[:count]
         assert not pages
         assert not ids
+        assert not past
         assert first == len(plan.starts)
         return rows
 
@@ -152,12 +167,16 @@ class ModelWorker:
         return entry
 
     def _sample(self, slot: Slot) -> int:
-        digest = 0
+        digest, seen = 0, []
         for position in range(slot.length):
             token, stored = self._at(slot, position)
             digest = extend(digest, token)
             assert stored == digest, "a row sees pages of another sequence"
+            seen.append(token)
         slot.last = next_id(digest, slot.choice, slot.seed, self.failing)
+        if slot.past is not None:
+            assert slot.past == seen, "the past that penalties see is not the row's"
+            slot.past.append(max(slot.last, 0))  # as the next row's input
         return slot.last
 
 

@@ -263,6 +263,21 @@ def test_resumed_choice_is_prefilled_over_prompt_and_generated_ids_and_counts_fr
 # The prefix cache
 
 
+def test_ids_that_a_worker_may_not_see_come_with_the_first_chunk_of_a_slot_with_penalties() -> None:
+    prompt = [7] * 9
+    penalized = make_submit(1, prompt, max_tokens=9, choices={0: [1, 2], 1: []})
+    made = scheduler(make_submit(0, prompt), penalized, max_num_batched_tokens=9)
+    plain = planned(made)
+    assert (plain.past_counts.tolist(), plain.past.tolist()) == ([0], [])
+    second = planned(made)
+    assert second.starts.tolist() == [8]  # of the prompt it is told the last id alone
+    assert second.past.tolist() == [*prompt, 1, 2]
+    assert (second.past_counts.tolist(), second.prompt_counts.tolist()) == ([11], [9])
+    answer(made, plain, 5)
+    third = planned(made)
+    assert (third.past.tolist(), third.prompt_counts.tolist()) == (prompt, [9])
+
+
 def test_prompt_pages_are_hit_by_the_next_plan_and_not_by_the_same() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     made = scheduler(make_submit(1, prompt), make_submit(2, prompt), max_num_batched_tokens=32)

@@ -10,24 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests import gguf_models, hf_to_gguf
-from tests.hf_to_gguf import Job
+from tests import gguf_models
 from tpserve.checkpoint.gguf.convert import convert
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every model's folder and, beside it, its GGUF file in float32; one in other types, one in parts."""
-    root = tmp_path_factory.mktemp("gguf")
-    folders = [gguf_models.write_folder(name, root / name) for name in gguf_models.MODELS]
-    hf_to_gguf.write(
-        *(Job(folder, root / f"{folder.name}.gguf") for folder in folders),
-        *(Job(root / "gemma3", root / f"gemma3-{kind}.gguf", kind) for kind in ("f16", "bf16")),
-        Job(root / "llama", root / "split.gguf", options=("--split-max-tensors", "8")),
-    )
-    return root
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -39,25 +25,25 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", gguf_models.MODELS)
-def test_converted_model_gives_the_logits_of_the_original(models: Path, tmp_path: Path, name: str) -> None:
-    convert([models / f"{name}.gguf"], tmp_path)
-    torch.testing.assert_close(logits(tmp_path), logits(models / name), rtol=0, atol=1e-4)
+def test_converted_model_gives_the_logits_of_the_original(gguf_files: Path, tmp_path: Path, name: str) -> None:
+    convert([gguf_files / f"{name}.gguf"], tmp_path)
+    torch.testing.assert_close(logits(tmp_path), logits(gguf_files / name), rtol=0, atol=1e-4)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
 def test_converted_half_precision_keeps_its_dtype_and_values(
-    models: Path, tmp_path: Path, kind: str, dtype: torch.dtype
+    gguf_files: Path, tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
-    convert([models / f"gemma3-{kind}.gguf"], tmp_path)
-    original, found = (load_file(folder / "model.safetensors") for folder in (models / "gemma3", tmp_path))
+    convert([gguf_files / f"gemma3-{kind}.gguf"], tmp_path)
+    original, found = (load_file(folder / "model.safetensors") for folder in (gguf_files / "gemma3", tmp_path))
     assert found.keys() == original.keys()
     for name, weight in original.items():  # norms are there in float32, with 1 added
         torch.testing.assert_close(found[name], weight.to(dtype), rtol=0, atol=0 if weight.ndim > 1 else 4e-3)
 
 
-def test_converted_parts_are_one_model(models: Path, tmp_path: Path) -> None:
-    parts = sorted(models.glob("split-*.gguf"))
+def test_converted_parts_are_one_model(gguf_files: Path, tmp_path: Path) -> None:
+    parts = sorted(gguf_files.glob("split-*.gguf"))
     assert len(parts) > 1
     convert(parts, tmp_path)
-    torch.testing.assert_close(logits(tmp_path), logits(models / "llama"), rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(tmp_path), logits(gguf_files / "llama"), rtol=0, atol=1e-4)
