@@ -32,10 +32,8 @@ def main() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Fill what the caller closed: else another descriptor would become a child's stdin, stdout or stderr."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(fd)
+    """What the caller closed is open for Python, too."""
+    log.fill_standard_streams()
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 

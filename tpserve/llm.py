@@ -103,6 +103,10 @@ class LLM:
 
         return self._run("messages", inputs.conversations(messages), sampling_params, question, use_tqdm)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where none are given: as the model's generation_config.json has it."""
+        return SamplingParams(**self._deployment.sampling.model_dump())
+
     def close(self) -> None:
         """End the engine; nothing of it is left. Calls from now on raise EngineDead."""
         self._finalizer()
@@ -137,7 +141,8 @@ class LLM:
         """The answers to all that is asked; `name` is the argument that it was given as."""
         ended: SimpleQueue[Job] = SimpleQueue()
         jobs = []
-        for place, (one, params) in enumerate(zip(asked, inputs.params(sampling_params, len(asked)))):
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        for place, (one, params) in enumerate(zip(asked, inputs.params(given, len(asked)))):
             try:
                 jobs.append(Job(question(one, params.body()), place, ended))
             except InvalidRequest as error:

@@ -65,12 +65,12 @@ class CompletionAnswer(Answer):
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice in a whole answer."""
-        return {"index": choice.index, "text": choice.text.take(), "logprobs": None, "finish_reason": choice.finish_reason}
+        return {"index": choice.index, "text": choice.text.take(), "logprobs": None, "finish_reason": choice.shown_reason}
 
     def deltas(self, choice: Choice) -> list[dict[str, Any]]:
         """One chunk, when there is text or an end."""
         delta = self.choice(choice)
-        return [delta] if delta["text"] or choice.finish_reason else []
+        return [delta] if delta["text"] or delta["finish_reason"] else []
 
 
 class ChatAnswer(Answer):
@@ -87,15 +87,15 @@ class ChatAnswer(Answer):
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice in a whole answer."""
         message = {"role": "assistant", "content": choice.text.take(), "refusal": None}
-        return {"index": choice.index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason}
+        return {"index": choice.index, "message": message, "logprobs": None, "finish_reason": choice.shown_reason}
 
     def deltas(self, choice: Choice) -> list[dict[str, Any]]:
         """The role before anything else; then a chunk when there is text or an end."""
         chunks = [] if choice.index in self._begun else [self._delta(choice, {"role": "assistant", "content": ""}, None)]
         self._begun.add(choice.index)
         text = choice.text.take()
-        if text or choice.finish_reason:
-            chunks.append(self._delta(choice, {"content": text} if text else {}, choice.finish_reason))
+        if text or choice.shown_reason:
+            chunks.append(self._delta(choice, {"content": text} if text else {}, choice.shown_reason))
         return chunks
 
     def _delta(self, choice: Choice, delta: dict[str, str], finish_reason: str | None) -> dict[str, Any]:

@@ -38,6 +38,11 @@ class Choice:
     first_at: float = 0.0  # monotonic seconds of the first and the last id
     last_at: float = 0.0
 
+    @property
+    def shown_reason(self) -> str | None:
+        """`finish_reason` as clients see it: an answer that was cut did not come to an end."""
+        return self.finish_reason if self.finish_reason in _REASONS.values() else None
+
     def add(self, id_: int, finish: Finish, now: float) -> None:
         """Take the next id, with the engine's reason to end after it. A stop string that it completes ends too."""
         self.text.add(id_, finish)

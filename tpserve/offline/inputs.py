@@ -42,10 +42,10 @@ def conversations(given: Conversation | Sequence[Conversation]) -> list[Conversa
     return [given] if given and isinstance(given[0], Mapping) else list(given)  # type: ignore[list-item, arg-type]
 
 
-def params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def params(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     """For each of `count` prompts its own. Raises ValueError when they are not as many."""
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
     if len(given) != count:
         raise ValueError(f"{count} prompts, but {len(given)} SamplingParams: give one for all, or one for each")
     for one in given:

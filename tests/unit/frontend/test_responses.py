@@ -11,6 +11,8 @@ import pytest
 
 from tests.unit.frontend.rig import Rig, events, in_loop, rig, wait_for
 from tpserve.deployment import Deployment
+from tpserve.frontend.answers import ChatAnswer, CompletionAnswer
+from tpserve.frontend.records import Choice
 from tpserve.messages import Abort, Finish, Submit
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -195,3 +197,17 @@ async def test_request_whose_prompt_is_being_made_when_serving_ends_is_refused(
         monkeypatch.setattr(r.tokenizer, "encode", slow)
         assert (await r.complete()).status_code == 503
         assert await r.coordinator.is_told_nothing()
+
+
+class Text:
+    """An answer's text of which some has not been taken."""
+
+    def take(self) -> str:
+        return "untaken"
+
+
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_answer_that_was_cut_has_no_reason_to_have_ended(reason: str) -> None:
+    choice = Choice(0, 0, Text(), finish_reason=reason)  # type: ignore[arg-type]
+    assert [chunk["finish_reason"] for chunk in CompletionAnswer("m", False).deltas(choice)] == [None]
+    assert [chunk["finish_reason"] for chunk in ChatAnswer("m", False).deltas(choice)] == [None, None]

@@ -55,7 +55,7 @@ def test_one_conversation_and_many_are_told_apart() -> None:
 
 def test_parameters_are_for_all_or_for_each() -> None:
     short = SamplingParams(max_tokens=1)
-    assert inputs.params(None, 2) == [SamplingParams()] * 2
+    assert inputs.params(SamplingParams(n=3), 2) == [SamplingParams(n=3)] * 2
     assert inputs.params(short, 2) == [short, short]
     assert inputs.params([short, SamplingParams()], 2) == [short, SamplingParams()]
     with pytest.raises(ValueError, match="3 prompts, but 1 SamplingParams"):
