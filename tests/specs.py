@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tpserve.model.families import llama
+from math import prod
+
+from tpserve.model.families import held, llama, tensors
 from tpserve.model.spec import ModelSpec
+from tpserve.parallel.partition import Shard
 
 
 def llama_spec(
@@ -25,4 +28,13 @@ def llama_spec(
             "tie_word_embeddings": tie,
             "max_position_embeddings": max_position,
         }
+    )
+
+
+def split_params(spec: ModelSpec, shard: Shard) -> int:
+    """The rank's part of all parameters that are split: attention, MLP and head."""
+    return sum(
+        prod(param.shape) // param.shape[param.dim] * len(held(spec, shard, param, layer))
+        for _, param, layer in tensors(spec)
+        if param.split is not None
     )

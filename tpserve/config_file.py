@@ -58,8 +58,15 @@ def show(settings: Settings, given: dict[str, Given]) -> str:
 def _line(field: str, settings: Settings, given: dict[str, Given]) -> str:
     source = given[field].source if field in given else "default"
     source = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in source)  # it may be any file name
-    value = yaml.safe_dump([getattr(settings, field)], default_flow_style=True, width=math.inf, allow_unicode=True)
-    return f"  {_NAMES[field]}: {value.strip()[1:-1]}".ljust(_COLUMN) + f"  # {source}"
+    return f"  {_NAMES[field]}: {_yaml(getattr(settings, field))}".ljust(_COLUMN) + f"  # {source}"
+
+
+def _yaml(value: object) -> str:
+    """The value in one line, without what YAML takes for the end of a line, such as U+0085."""
+    text = "".join(value) if isinstance(value, tuple) else str(value)
+    style = None if text.isprintable() else '"'
+    shown = yaml.safe_dump([value], default_style=style, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return str(shown).strip()[1:-1]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example
 from hypothesis import given as generated
 from hypothesis import settings as at_most
 from hypothesis import strategies as st
@@ -253,6 +254,7 @@ NAMES = st.text(min_size=1, max_size=20)
 
 
 @at_most(max_examples=40)
+@example(model="\x85", names=["a\u2028b", "\ttab"], number=1, seconds=0.0, switch=False, source="x")
 @generated(
     model=NAMES,
     names=st.lists(NAMES, max_size=3),

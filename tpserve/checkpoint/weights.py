@@ -23,9 +23,9 @@ Progress = Callable[[int], None]
 
 
 class Source(Protocol):
-    """Where tensors come from. `read` gives the part of a whole tensor that `spans` cut out, one span per axis."""
+    """Where tensors come from. `read` gives the part of a parameter's tensor that `spans` cut out, one span per axis."""
 
-    def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor: ...
+    def read(self, param: Param, layer: int | None, spans: tuple[Span, ...]) -> Tensor: ...
 
 
 class Safetensors:
@@ -36,8 +36,9 @@ class Safetensors:
         self._stored = scan(folder)
         self._files = {file: safe_open(file, framework="pt") for file in {stored.file for stored in self._stored.values()}}
 
-    def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor:
+    def read(self, param: Param, layer: int | None, spans: tuple[Span, ...]) -> Tensor:
         """The slice, of the file's dtype; whole tensors are mapped, not copied."""
+        tensor = param.tensor.format(layer=layer)
         stored = self._stored[tensor]
         opened = self._files[stored.file]
         whole = tuple(map(len, spans)) == stored.shape
@@ -53,15 +54,18 @@ class Dummy:
     def __init__(self, spec: ModelSpec):
         self._bound = (3 / spec.hidden_size) ** 0.5
 
-    def read(self, tensor: str, spans: tuple[Span, ...]) -> Tensor:
-        """float32 of unit gain for a product (evenly spread, of variance 1 / hidden); vectors are near 1."""
+    def read(self, param: Param, layer: int | None, spans: tuple[Span, ...]) -> Tensor:
+        """float32: evenly spread, of unit gain for a product (variance 1 / hidden); norms are near 1, biases near 0."""
         place = torch.zeros((), dtype=torch.int64)
         for span in spans:
             place = place.unsqueeze(-1) * 1_000_003 + torch.arange(span.start, span.stop)
-        mixed = (place + zlib.crc32(tensor.encode())) * -7046029254386353131  # the 64-bit golden ratio
+        name = param.tensor.format(layer=layer).encode()
+        mixed = (place + zlib.crc32(name)) * -7046029254386353131  # the 64-bit golden ratio
         mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
         unit = ((mixed >> 40) & 0xFFFFFF).float() / 2**23 - 1
-        return 1 + unit / 8 if len(spans) == 1 else unit * self._bound
+        if param.name.endswith("norm"):
+            return 1 - param.offset + unit / 8
+        return unit / 8 if len(spans) == 1 else unit * self._bound
 
 
 def load(
@@ -123,7 +127,7 @@ class _Loader:
 
     def _whole(self, param: Param) -> Tensor:
         """The whole tensor; on a CPU as mapped from the file, in its dtype, so that all ranks share the pages."""
-        tensor = self.source.read(param.tensor, tuple(Span(0, size) for size in param.shape))
+        tensor = self.source.read(param, None, tuple(Span(0, size) for size in param.shape))
         self._count(tensor.numel() * self.storage.itemsize)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, self.storage)
 
@@ -134,7 +138,7 @@ class _Loader:
             spans[param.dim] = held(self.spec, self.shard, param, layer)
             if not spans[param.dim] and layer is not None:
                 return None
-        part = _arranged(self.source.read(param.tensor.format(layer=layer), tuple(spans)), param.layout, self.spec.head_dim)
+        part = _arranged(self.source.read(param, layer, tuple(spans)), param.layout, self.spec.head_dim)
         if param.offset:
             part = part.float() + param.offset
         kept = torch.empty(part.shape, dtype=dtype, device=self.device).copy_(part)

@@ -89,9 +89,9 @@ def arrange(
         start, count, length = int(starts[row]), int(counts[row]), int(lengths[row])
         mask = None
         if start or (window is not None and window < length):
-            mask = torch.full((count, length), -torch.inf, dtype=dtype, device=device).triu_(start + 1)
-            if window is not None:
-                mask += torch.full_like(mask, -torch.inf).tril_(start - window)
+            ahead = torch.arange(length, device=device) - torch.arange(start, start + count, device=device)[:, None]
+            hidden = ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
+            mask = torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
         ids = torch.from_numpy(tables[row, unseen[row] : unseen[row] + pages[row]]).to(device)
         return ChunkRow(int(first[row]), int(first[row]) + count, ids, length, mask)
 

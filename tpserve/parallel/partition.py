@@ -87,12 +87,6 @@ def largest_size(spec: ModelSpec) -> int:
     return spec.num_heads + _blocks(spec)
 
 
-def weight_params(spec: ModelSpec, shard: Shard) -> int:
-    """Split parameters that the rank reads in a step: attention, MLP and head, without what every rank holds."""
-    layers = sum(_attention_params(spec, layer) + len(layer.columns) * _column_params(spec) for layer in shard.layers)
-    return layers + len(shard.vocab) * spec.hidden_size
-
-
 def _heads(spec: ModelSpec, ranks: int) -> list[LayerShard]:
     """Query and KV heads per rank (columns left empty)."""
     none = Span(0, 0)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.specs import llama_spec
+from tests.specs import llama_spec, split_params
 from tpserve import memory
 from tpserve.checkpoint.demo import demo_path
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.model.decoder import Weights
 from tpserve.model.families import llama
 from tpserve.model.spec import ModelSpec
-from tpserve.parallel.partition import MLP_BLOCK, partition, weight_params
+from tpserve.parallel.partition import MLP_BLOCK, partition
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def test_each_rank_requests_its_slices_and_little_more(demo: tuple[Path, ModelSp
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_weight_bytes_per_rank_are_within_one_block_of_even(demo: tuple[Path, ModelSpec], ranks: int) -> None:
     _, spec = demo
-    held = [weight_params(spec, shard) for shard in partition(spec, ranks)]
+    held = [split_params(spec, shard) for shard in partition(spec, ranks)]
     block = MLP_BLOCK * 3 * spec.hidden_size
     assert max(abs(params - sum(held) / ranks) for params in held) <= block
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.specs import llama_spec
+from tests.specs import llama_spec, split_params
 from tpserve.model.spec import ModelSpec
-from tpserve.parallel.partition import MLP_BLOCK, ImpossibleSize, Shard, Span, largest_size, partition, weight_params
+from tpserve.parallel.partition import MLP_BLOCK, ImpossibleSize, Shard, Span, largest_size, partition
 
 DEMO = llama_spec(vocab=49152, hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate=1536)
 BLOCK_PARAMS = MLP_BLOCK * 3 * DEMO.hidden_size
@@ -78,7 +78,7 @@ def test_splits_fall_between_blocks_only(case: tuple[ModelSpec, int]) -> None:
 def test_rank_that_got_a_block_by_choice_is_at_most_one_block_ahead(case: tuple[ModelSpec, int]) -> None:
     spec, ranks = case
     shards = partition(spec, ranks)
-    held = [weight_params(spec, shard) for shard in shards]
+    held = [split_params(spec, shard) for shard in shards]
     block = MLP_BLOCK * 3 * spec.hidden_size
     short = -spec.intermediate_size % MLP_BLOCK * 3 * spec.hidden_size * spec.num_layers  # what the last blocks lack
     for shard, params in zip(shards, held):
@@ -123,7 +123,7 @@ def test_demo_heads_are_split_by_groups_then_inside_them(ranks: int, expected: l
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_demo_ranks_are_within_one_block_of_even(ranks: int) -> None:
-    held = [weight_params(DEMO, shard) for shard in partition(DEMO, ranks)]
+    held = [split_params(DEMO, shard) for shard in partition(DEMO, ranks)]
     assert max(held) - min(held) <= BLOCK_PARAMS
 
 
