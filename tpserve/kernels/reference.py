@@ -45,8 +45,10 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
     from `dims` on are left as they are.
     """
     half = cos.shape[-1]
-    low, high, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1).to(dtype)
+    x = x.float()
+    low, high = x[..., :half], x[..., half : 2 * half]
+    turned = (low * cos - high * sin, high * cos + low * sin)
+    return torch.cat(turned if 2 * half == x.shape[-1] else (*turned, x[..., 2 * half :]), dim=-1).to(dtype)
 
 
 def write_kv(pool: Tensor, slots: Tensor, values: Tensor) -> None:
