@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pydantic import BaseModel
 
 from tpserve.child import SIGNALS, Charge
+from tpserve.interpreter import command, environment
 
 
 @dataclass(frozen=True)
@@ -77,16 +80,20 @@ def spawn(charge: Charge, inherited: tuple[int, ...] = ()) -> Child:
     # Until the child has said what signals mean to it, they wait: `child.begin` lets them in.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        process = interpreter(f"tpserve.{charge.role}", charge, (*named, *inherited), _environment(charge))
+        process = interpreter(f"tpserve.{charge.role}", charge, (*named, *inherited), _variables(charge))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return Child(charge, process, os.pidfd_open(process.pid))
 
 
 def interpreter(
-    module: str, document: BaseModel, inherited: tuple[int, ...], environment: dict[str, str], new_session: bool = False
+    module: str,
+    document: BaseModel,
+    inherited: tuple[int, ...],
+    variables: Mapping[str, str] = MappingProxyType({}),
+    new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Run `python -m MODULE FD` in a fresh interpreter; the document lies in FD as JSON."""
+    """Run `python -m MODULE FD` in a fresh interpreter, with more environment variables; the document lies in FD as JSON."""
     # Where stderr was closed when this process began, 2 is whatever was opened since.
     output = subprocess.DEVNULL if sys.__stderr__ is None else 2
     fd = os.memfd_create("tpserve-document")
@@ -94,23 +101,22 @@ def interpreter(
         os.write(fd, document.model_dump_json().encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return subprocess.Popen(
-            # -P: a folder that happens to hold torch.py or tpserve/ must not be imported from.
-            [sys.executable, "-P", "-m", module, str(fd)],
+            command(module, str(fd)),
             stdin=subprocess.DEVNULL,
             stdout=output,  # stdout is the ready line's, or the user's
             stderr=output,
             pass_fds=(fd, *inherited),
-            env=environment,
+            env={**environment(), **variables},
             start_new_session=new_session,
         )
     finally:
         os.close(fd)
 
 
-def _environment(charge: Charge) -> dict[str, str]:
+def _variables(charge: Charge) -> dict[str, str]:
     if charge.role != "worker":
-        return dict(os.environ)
+        return {}
     threads = str(charge.deployment.threads_per_rank)
     # Huge pages for malloc: a step reads all weights, and with small pages a fifth of the time goes into finding them.
     tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1")))
-    return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GLIBC_TUNABLES": tunables}
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GLIBC_TUNABLES": tunables}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import site
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,20 +50,12 @@ def started(deployment: Deployment) -> Iterator[tuple[subprocess.Popen[bytes], P
     log.fill_standard_streams()  # so that none of the descriptors to come is one of theirs
     with rundir.create() as run_dir:
         order = Order(deployment=deployment, run_dir=str(run_dir.path), lock_fd=run_dir.lock_fd, parent_pid=os.getpid())
-        process = children.interpreter("launcher", order, (run_dir.lock_fd,), _environment(), new_session=True)
+        process = children.interpreter("launcher", order, (run_dir.lock_fd,), new_session=True)
         try:
             yield process, run_dir.path
         finally:
             process.kill()
             process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Where this tpserve comes from by the script's own `sys.path`, its children must find it too."""
-    root = str(Path(__file__).parents[1])
-    if root in (*site.getsitepackages(), site.getusersitepackages()):
-        return dict(os.environ)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 # In the launcher

@@ -53,10 +53,10 @@ class State(enum.Enum):
     ENDING = "ending"
 
 
-def supervise(deployment: Deployment, listening: socket.socket, timeline: Timeline) -> int:
-    """Run a server until it ends; returns the exit status. `listening` is taken over."""
+def supervise(deployment: Deployment, bound: socket.socket, timeline: Timeline) -> int:
+    """Run a server until it ends; returns the exit status. `bound`, the socket to listen on, is taken over."""
     with begun(rundir.create) as run:
-        return Server(deployment, timeline, run, listening).run()
+        return Server(deployment, timeline, run, bound).run()
 
 
 @dataclass(frozen=True)
@@ -322,15 +322,15 @@ class Server(Supervisor):
     fault_reason = "the server failed: {}"
     stop_reason = "the server is shutting down"
 
-    def __init__(self, deployment: Deployment, timeline: Timeline, run: Run, listening: socket.socket):
+    def __init__(self, deployment: Deployment, timeline: Timeline, run: Run, bound: socket.socket):
         super().__init__(deployment, timeline, run)
-        self.listening = listening
-        self.port: int = listening.getsockname()[1]
+        self.bound = bound
+        self.port: int = bound.getsockname()[1]
 
     def start_frontend(self) -> None:
-        """Spawn it with the listening socket."""
-        self.spawn("frontend", (self.run_dir.lock_fd,), listen_fd=self.listening.fileno())
-        self.listening.close()  # only the frontend answers: a connection must not hang when it is gone
+        """Spawn it with the bound socket."""
+        self.spawn("frontend", (self.run_dir.lock_fd,), listen_fd=self.bound.fileno())
+        self.bound.close()  # only the frontend answers: a connection must not hang when it is gone
 
     def announce(self) -> None:
         """Print the ready line."""

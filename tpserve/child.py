@@ -53,7 +53,7 @@ class Charge(Seat):
 
     launcher_pid: int
     board_fd: int
-    listen_fd: int | None = None  # frontend: the bound listening socket
+    listen_fd: int | None = None  # frontend: the bound socket, to listen on
     shm_fd: int | None = None  # worker: memory of the collectives, if they go through shared memory
 
     def beats(self) -> Writer:

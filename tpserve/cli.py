@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import traceback
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import click
 
 from tpserve import __version__, config_file, log, options, preflight, sources, spellings
-from tpserve.listen import listen
+from tpserve.listen import reserve
 from tpserve.settings import Settings, UserError
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -91,19 +94,38 @@ def _given(config: tuple[str, ...], flags: dict[str, Any]) -> tuple[dict[str, so
 
 
 def _serve(settings: Settings, notes: list[str]) -> int:
-    deployment = preflight.resolve(settings)
-    listening = listen(settings.host, settings.port)
-    # Only now, so that a refusal is one line and comes quickly.
-    from launcher.supervise import supervise
-    from launcher.timeline import Timeline
+    with _signals_unwind(), reserve(settings) as bound:
+        deployment = preflight.resolve(settings)
+        # Only now, so that a refusal is one line and comes quickly.
+        from launcher.supervise import supervise
+        from launcher.timeline import Timeline
 
-    logger = log.setup("launcher", settings.log_level)
-    for note in (*notes, *deployment.notes):
-        logger.warning("%s", note)
+        logger = log.setup("launcher", settings.log_level)
+        for note in (*notes, *deployment.notes):
+            logger.warning("%s", note)
+        try:
+            return supervise(deployment, bound, Timeline())
+        except OSError as error:  # no room, no descriptors, no processes left
+            raise UserError(f"cannot run a server on this machine: {error}") from error
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Until the launcher takes them over, signals end this process by way of whoever has to clean up."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # else nohup holds
+            before[number] = signal.signal(number, end)
     try:
-        return supervise(deployment, listening, Timeline())
-    except OSError as error:  # no room, no descriptors, no processes left
-        raise UserError(f"cannot run a server on this machine: {error}") from error
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is end:
+                signal.signal(number, handler)
 
 
 _CONFIG = click.Option(["--config"], multiple=True, metavar="FILE", help="YAML file of settings, see configs/.")

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tpserve import preflight
 from tpserve.frontend import schema, template
@@ -31,9 +31,10 @@ _Asked = TypeVar("_Asked")
 class LLM:
     """A model and the processes that compute it, which live as long as this object.
 
-    `model` is a folder or 'demo'; keywords are the settings of `tpserve launch` with underscores, also by the names
-    that vLLM has for them. With a `seed`, prompts whose parameters have none get the same seeds in each run of the
-    program; without it, other ones each time. `with`, `close()`, garbage collection or the program's end end it.
+    `model` is a folder, a GGUF file, a Hub id or 'demo'; keywords are the settings of `tpserve launch` with
+    underscores, also by the names that vLLM has for them. With a `seed`, prompts whose parameters have none get the
+    same seeds in each run of the program; without it, other ones each time. `with`, `close()`, garbage collection or
+    the program's end end it.
 
     Any number of threads may use it at once. Raises TypeError for an unknown keyword, UserError for whatever else is
     the user's mistake, EngineDead if the engine cannot be started.
@@ -58,8 +59,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one prompt or many, in their order, with parameters for all or for each.
 
-        A prompt is a text, token ids, or {"prompt": text}, {"prompt_token_ids": ids}. All are checked before the first
-        runs. Raises ValueError with the place of a prompt that cannot be, EngineDead when the engine dies meanwhile.
+        A prompt is a text, token ids (a list, an array or a tensor), or {"prompt": text}, {"prompt_token_ids": ids}.
+        All are checked before the first runs. Raises ValueError with the place of a prompt that cannot be, EngineDead
+        when the engine dies meanwhile.
         """
         maker = self._prompt_maker()
 
@@ -106,6 +108,13 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used where none are given: as the model's generation_config.json has it."""
         return SamplingParams(**self._deployment.sampling.model_dump())
+
+    def get_tokenizer(self) -> NoReturn:
+        """Raises NotImplementedError that says how to get one: transformers is not imported here."""
+        folder = self._deployment.tokenizer_path
+        raise NotImplementedError(
+            f"get_tokenizer is not supported yet; transformers.AutoTokenizer.from_pretrained({folder!r}) reads the same files"
+        )
 
     def close(self) -> None:
         """End the engine; nothing of it is left. Calls from now on raise EngineDead."""

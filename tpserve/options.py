@@ -14,11 +14,15 @@ from tpserve.settings import Settings
 from tpserve.sources import Given, takes_several
 from tpserve.spellings import FLAGS
 
-NOTES = "tpserve.notes"  # what there is to tell of neutral options, in the meta of click's context
+NOTES = "tpserve.notes"  # what there is to tell of other engines' options, in the meta of click's context
+_FOREIGN = "tpserve.foreign"  # those options as they are given, until all are parsed
 
 
 class SettingsCommand(click.Command):
-    """Takes several values after one flag, as in `--served-model-name a b`, by repeating the flag for click."""
+    """Takes several values after one flag, as in `--served-model-name a b`, by repeating the flag for click.
+
+    Options of other engines are judged when all are known: they may refer to the model.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
@@ -30,7 +34,11 @@ class SettingsCommand(click.Command):
             elif flag and repeated[-1] != flag:
                 repeated.append(flag)
             repeated.append(arg)
-        return super().parse_args(ctx, repeated)
+        rest = super().parse_args(ctx, repeated)
+        model = ctx.params.get("model")
+        notes = [spellings.foreign_note(flag, value, model) for flag, value in ctx.meta.get(_FOREIGN, [])]
+        ctx.meta[NOTES] = [note for note in notes if note]
+        return rest
 
 
 def dashes(name: str) -> str:
@@ -41,7 +49,7 @@ def dashes(name: str) -> str:
 def options() -> Iterator[click.Option]:
     """One for each setting, and hidden ones for what other engines have besides."""
     yield from (_option(field) for field in FLAGS)
-    yield from (_neutral_option(names, takes) for names, takes in spellings.NEUTRAL.items())
+    yield from (_foreign_option(flags, is_switch) for flags, is_switch in spellings.foreign_flags().items())
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Given]:
@@ -89,8 +97,9 @@ def _metavar(annotation: Any) -> str:
             return {int: "N", float: "X"}.get(annotation, "TEXT")
 
 
-def _neutral_option(names: tuple[str, ...], takes: str) -> click.Option:
-    def check(context: click.Context, _: click.Parameter, value: str | bool | None) -> None:
-        context.meta.setdefault(NOTES, []).extend(filter(None, [spellings.foreign_note(names[0], value)]))
+def _foreign_option(flags: tuple[str, ...], is_switch: bool) -> click.Option:
+    def keep(context: click.Context, _: click.Parameter, value: str | bool | None) -> None:
+        context.meta.setdefault(_FOREIGN, []).append((flags[0], value))
 
-    return click.Option(list(names), is_flag=takes == "switch", callback=check, expose_value=False, hidden=True)
+    declared = [f"{flags[0]}/--no-{flags[0][2:]}"] if is_switch else flags
+    return click.Option([*declared], default=None, callback=keep, expose_value=False, hidden=True)

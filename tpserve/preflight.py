@@ -15,8 +15,7 @@ from tpserve.checkpoint import folder, generation, headers, source
 from tpserve.deployment import Deployment
 from tpserve.frontend import template
 from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.limits import limits
-from tpserve.listen import is_loopback
+from tpserve.limits import Limits, limits
 from tpserve.model import families
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import ImpossibleSize, Shard, partition
@@ -32,40 +31,40 @@ _DTYPES: dict[str, Dtype] = {
     "float32": "float32",
     "float": "float32",
 }
+_LEAST: Dtype = "float16"  # what a model needs at least whose dtype only its weights tell
 
 
 def resolve(settings: Settings) -> Deployment:
-    """What will run. Raises UserError for whatever can be known to be wrong now."""
+    """What will run. Raises UserError for whatever can be known to be wrong now.
+
+    Weights may take hours to fetch, so all that can be known without them is checked before.
+    """
     try:
         return _resolve(settings)
     except OSError as error:
-        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+        found = f"cannot read {error.filename}: {error.strerror}" if error.filename else f"cannot check the model: {error}"
+        raise UserError(found) from error
 
 
 def _resolve(settings: Settings) -> Deployment:
-    _check_host(settings)
-    device = _device(settings)
+    device, chat_template = _device(settings), _chat_template(settings)
+    _check_kv_cache_dtype(settings, None)
     files = source.describe(settings)
-    path = files.path
-    config = folder.read_json(path / "config.json")
-    family = families.for_architecture(folder.architecture(config))
-    folder.check_quantization(config)
-    spec = family.spec(config)
+    config = folder.read_json(files.path / "config.json")
+    spec = _spec(config)
     shards = _shards(spec, settings.tp)
-    tokenizer = folder.read_tokenizer(files.tokenizer, spec.vocab_size)
-    stop_ids = folder.stop_ids(files, config, tokenizer, spec.vocab_size)
-    sampling = generation.defaults(path)
-    chat_template = _chat_template(settings)
-    _check_text(files.tokenizer, chat_template)
-    stored, unused = {}, []
-    if settings.load_format != "dummy":
-        files.fetch_weights()
-        stored = headers.scan(path)
-        spec = headers.untie(spec, stored)
-        unused = headers.check(spec, stored)
-    dtype = _dtype(settings, config, stored)
-    pages = _pages(settings, spec, shards, device, dtype)
-    sizes = limits(settings, spec, None if pages is None else pages * settings.block_size, device)
+    tokenizer = Tokenizer(files.tokenizer)
+    beyond = tokenizer.beyond(spec.vocab_size)
+    stop_ids = folder.stop_ids(files.path, config, files.tokenizer, tokenizer.id_of, spec.vocab_size)
+    sampling = generation.defaults(files.path)
+    template.load(files.tokenizer, chat_template)  # as the frontend will, so that what it cannot use is refused now
+    dtype = _dtype(settings, config)
+    _check_kv_cache_dtype(settings, dtype)
+    _fit(settings, spec, shards, device, dtype or _LEAST)
+    path, spec, held, unused = _weights(settings, files, spec)
+    dtype = dtype or held
+    _check_kv_cache_dtype(settings, dtype)
+    pages, sizes = _fit(settings, spec, shards, device, dtype)  # again: a head may have turned up, memory may have gone
     cores = machine.cores()
     return Deployment(
         settings=settings,
@@ -85,8 +84,8 @@ def _resolve(settings: Settings) -> Deployment:
         chat_template=chat_template,
         threads_per_rank=max(1, cores // settings.tp),
         notes=(
-            *_notes(settings, device, dtype, cores, stop_ids, unused),
-            *generation.notes(path, sampling),
+            *_notes(settings, device, dtype, cores, stop_ids, unused, beyond),
+            *generation.notes(files.path, sampling),
             *sizes.notes,
         ),
     )
@@ -105,20 +104,6 @@ def _chat_template(settings: Settings) -> str | None:
     except (ValueError, UserError) as error:  # not UTF-8, or not Jinja
         raise UserError(f"{named}: {error}") from None
     return source
-
-
-def _check_text(path: Path, chat_template: str | None) -> None:
-    """Read tokenizer and chat template as the frontend will, so that what it cannot use is refused now."""
-    Tokenizer(path)
-    template.load(path, chat_template)
-
-
-def _check_host(settings: Settings) -> None:
-    if not is_loopback(settings.host) and not settings.allow_no_key:
-        raise UserError(
-            f"--host {settings.host!r}: any client that reaches this machine could use the server;"
-            " permit that with --allow-no-key, or give 127.0.0.1"
-        )
 
 
 def _device(settings: Settings) -> Device:
@@ -143,20 +128,45 @@ def _shards(spec: ModelSpec, ranks: int) -> tuple[Shard, ...]:
         raise UserError(str(error)) from None
 
 
-def _dtype(settings: Settings, config: dict[str, Any], stored: dict[str, headers.Stored]) -> Dtype:
-    """Of weights and KV pages; auto is what config.json says, else what the files hold, else float32 as in transformers."""
-    if settings.dtype == "auto":
-        held = {headers.DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in headers.DTYPES}
-        named = str(config.get("dtype") or config.get("torch_dtype") or (held.pop() if len(held) == 1 else "float32"))
-    else:
-        named = settings.dtype
-    if named not in _DTYPES:
+def _spec(config: dict[str, Any]) -> ModelSpec:
+    family = families.for_architecture(folder.architecture(config), config)
+    folder.check_quantization(config)
+    return family.spec(config)
+
+
+def _dtype(settings: Settings, config: dict[str, Any]) -> Dtype | None:
+    """Of weights and KV pages; auto is what config.json says, and None where that says nothing."""
+    named = settings.dtype if settings.dtype != "auto" else config.get("dtype") or config.get("torch_dtype")
+    if named is not None and str(named) not in _DTYPES:
         raise UserError(f"config.json: dtype {named!r} is not supported; give --dtype bfloat16, half or float32")
-    dtype = _DTYPES[named]
-    kv_cache_dtype = settings.kv_cache_dtype
-    if kv_cache_dtype != "auto" and _DTYPES.get(kv_cache_dtype) != dtype:
-        raise UserError(f"--kv-cache-dtype {kv_cache_dtype} is not supported yet; give auto, which is the model's {dtype}")
-    return dtype
+    return None if named is None else _DTYPES[str(named)]
+
+
+def _check_kv_cache_dtype(settings: Settings, dtype: Dtype | None) -> None:
+    """Refuse another one than the model's, as far as that is known."""
+    named = settings.kv_cache_dtype
+    if named != "auto" and (named not in _DTYPES or dtype not in (None, _DTYPES[named])):
+        raise UserError(f"--kv-cache-dtype {named} is not supported yet; give auto, which is the model's {dtype or 'own'}")
+
+
+def _weights(settings: Settings, files: source.Source, spec: ModelSpec) -> tuple[Path, ModelSpec, Dtype, list[str]]:
+    """(Their folder, the model with a head of its own if they have one, their dtype, tensors that nothing uses)."""
+    if settings.load_format == "dummy":
+        return files.path, spec, "float32", []
+    path = files.fetch_weights()
+    stored = headers.scan(path)
+    spec = headers.untie(spec, stored)
+    held = {headers.DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in headers.DTYPES}
+    # Of several, as of none: transformers' default.
+    return path, spec, _DTYPES[held.pop()] if len(held) == 1 else "float32", headers.check(spec, stored)
+
+
+def _fit(
+    settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], device: Device, dtype: Dtype
+) -> tuple[int | None, Limits]:
+    """(Pages of the KV pool, lengths and counts)."""
+    pages = _pages(settings, spec, shards, device, dtype)
+    return pages, limits(settings, spec, None if pages is None else pages * settings.block_size, device)
 
 
 def _pages(settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], device: Device, dtype: Dtype) -> int | None:
@@ -186,7 +196,13 @@ def _check_memory(weight_bytes: int, kv_bytes: int, available_bytes: int) -> Non
 
 
 def _notes(
-    settings: Settings, device: Device, dtype: Dtype, cores: int, stop_ids: tuple[int, ...], unused: list[str]
+    settings: Settings,
+    device: Device,
+    dtype: Dtype,
+    cores: int,
+    stop_ids: tuple[int, ...],
+    unused: list[str],
+    beyond: list[str],
 ) -> list[str]:
     notes = {
         "--trust-remote-code: accepted, but code from a model folder is never run": settings.trust_remote_code,
@@ -200,6 +216,8 @@ def _notes(
             device == "cpu" and settings.tp > cores
         ),
         "the model names no end-of-sequence id: answers end by length or stop strings only": not stop_ids,
+        f"{len(beyond)} tokens of the tokenizer, the first is {next(iter(beyond), '')!r}, are not in the model's vocabulary:"
+        " prompts with them are refused": bool(beyond),
         f"{len(unused)} tensors of the checkpoint are not used, the first is {next(iter(unused), '')}": bool(unused),
     }
     return [note for note, applies in notes.items() if applies]

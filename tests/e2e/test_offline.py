@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.server import Server
@@ -52,8 +53,9 @@ def test_output_has_prompt_ids_text_and_reason(llm: LLM) -> None:
 
 def test_ids_as_prompt_give_what_their_text_gives(llm: LLM) -> None:
     (of_text,) = llm.generate("abc", GREEDY)
-    by_ids = [llm.generate(ids("abc"), GREEDY), llm.generate({"prompt_token_ids": ids("abc")}, GREEDY)]
-    assert [[output.outputs for output in outputs] for outputs in by_ids] == [[of_text.outputs]] * 2
+    as_array = llm.generate(np.array(ids("abc")), GREEDY)
+    by_ids = [llm.generate(ids("abc"), GREEDY), as_array, llm.generate({"prompt_token_ids": ids("abc")}, GREEDY)]
+    assert [[output.outputs for output in outputs] for outputs in by_ids] == [[of_text.outputs]] * 3
     assert by_ids[0][0].prompt is None
 
 
@@ -116,8 +118,8 @@ def test_chat_with_another_template(llm: LLM) -> None:
     ("prompt", "message"),
     [
         ("x" * 1024, r"prompts\[1\]: the prompt has .*1024 tokens"),
-        ([5, 257], r"prompts\[1\]: token id 257 is not in the vocabulary \(0 to 256\)"),
-        ([-1], r"prompts\[1\]: token id -1 is not in the vocabulary"),
+        ([5, 257], r"prompts\[1\]: token id 257 is not in the model's vocabulary \(0 to 256\)"),
+        ([-1], r"prompts\[1\]: token id -1 is not in the model's vocabulary"),
         ([], r"prompts\[1\]: must not be empty"),
         ("", r"prompts\[1\]: must not be empty"),
         (3.5, r"prompts\[1\]: must be a string"),
@@ -145,6 +147,11 @@ def test_conversation_that_cannot_be_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         llm.chat(messages, GREEDY, **keywords)
+
+
+def test_tokenizer_is_refused_with_the_way_to_one(llm: LLM, tiny_model: Path) -> None:
+    with pytest.raises(NotImplementedError, match=f"AutoTokenizer.from_pretrained.*{tiny_model}"):
+        llm.get_tokenizer()
 
 
 def test_generate_in_a_running_event_loop_works_as_in_a_notebook(llm: LLM) -> None:

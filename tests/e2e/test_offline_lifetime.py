@@ -191,21 +191,38 @@ def test_ctrl_c_cuts_the_call_and_the_llm_goes_on(run: Callable[..., Program], r
 
 
 @pytest.mark.slow
-def test_death_of_a_worker_is_the_exception_of_this_call_and_later_ones(run: Callable[..., Program], runtime: Path) -> None:
+@pytest.mark.parametrize(
+    ("victim", "cause"),
+    [
+        ("launcher", "the launcher died"),
+        ("coordinator", "coordinator died"),
+        ("worker 0/2", r"worker 0/2 died at step \d+"),
+        ("worker 1/2", r"worker 1/2 died at step \d+"),
+    ],
+)
+def test_killed_process_is_the_exception_of_all_calls_and_later_ones(
+    run: Callable[..., Program], runtime: Path, victim: str, cause: str
+) -> None:
     program = run(
-        "for _ in range(2):\n"
+        "def ask():\n"
         "    try:\n"
-        "        while True: llm.generate(['Once upon a time'] * 4, LONG)\n"
+        "        while True: llm.generate(['Once upon a time'] * 3, LONG)\n"
         "    except EngineDead as error:\n"
-        "        print('dead:', error, flush=True)\n"
+        "        os.write(1, f'dead: {error}\\n'.encode())\n"  # whole lines, from any thread
+        "threads = [threading.Thread(target=ask) for _ in range(2)]\n"
+        "for thread in threads: thread.start()\n"
+        "while llm._host._engine._stats.running < 6: time.sleep(0.01)\n"
+        "print('busy', flush=True)\n"
+        "for thread in threads: thread.join()\n"
+        "ask()\n"
     )
-    program.until("up")
+    program.until("busy")
     pids = program.processes()
-    os.kill(pids["worker 1/2"], signal.SIGKILL)
+    os.kill(pids[victim], signal.SIGKILL)
     assert program.ends() == 0
     said = [line for line in program.lines if line.startswith("dead:")]
-    assert len(said) == 2
-    assert all(re.fullmatch(r"dead: worker 1/2 died at step \d+: killed by signal 9 \(SIGKILL\)", line) for line in said)
+    assert len(said) == 3
+    assert all(re.fullmatch(rf"dead: {cause}: killed by signal 9 \(SIGKILL\)", line) for line in said)
     assert_clean(runtime, pids.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 
 import launcher.supervise
+from tests.unit import vllm
 from tpserve import __version__, cli
 from tpserve.deployment import Deployment
+from tpserve.listen import reserve
+from tpserve.settings import Settings
 
 VLLM_LINE = (
     "--tensor-parallel-size", "2", "--dtype", "half", "--max-num-seqs", "256", "--max-model-len", "1000",
@@ -81,11 +85,18 @@ def test_refusal_is_one_line_on_stderr_and_status_2(tmp_path: Path) -> None:
 
 
 def test_taken_port_is_refused_before_anything_starts(tiny_model: Path) -> None:
-    from tpserve.listen import listen
-
-    with listen("127.0.0.1", 0) as taken:
+    with reserve(Settings(port=0)) as taken:
         port = str(taken.getsockname()[1])
         assert refused("--model", tiny_model, "--trust-remote-code", "--port", port).startswith(f"--port {port}: taken")
+
+
+def test_taken_port_is_refused_before_the_model_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.preflight, "resolve", None)
+    with reserve(Settings(port=0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "taken" in refused_here(monkeypatch, capsys, "launch", "--model", "org/large", "--port", port)
 
 
 def test_environment_is_named_in_its_refusal(tiny_model: Path) -> None:
@@ -123,7 +134,7 @@ def test_launch_checks_without_torch() -> None:
         ("--max_num_seq 5", "did you mean --max-num-seqs?"),
         ("--zzz", "no such setting: --zzz; tpserve launch --help lists the settings"),
         ("--quantization awq", "--quantization is not supported yet"),
-        ("--speculative_config={}", "--speculative-config is not supported yet"),
+        ("--speculative_config={'method':'ngram'}", "--speculative-config is not supported yet"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not supported yet, only 1"),
         ("--served-model-name", "'--served-model-name' requires an argument"),
         ("--kv-cache-memory lots", "--kv-cache-memory lots: wants bytes"),
@@ -169,6 +180,11 @@ def test_line_of_a_vllm_user_runs_with_notes(launch: Launch, capsys: pytest.Capt
     assert out == ""
     for note in ("--enforce-eager has no effect", "--gpu-memory-utilization has no effect", "computed in float32", "never run"):
         assert [line.split()[1:3] for line in err.splitlines() if note in line] == [["WARNING", "[launcher]"]], note
+
+
+def test_defaults_of_vllm_are_taken(launch: Launch, tiny_model: Path) -> None:
+    names = {**vllm.LLM, **vllm.SERVE, "tokenizer": str(tiny_model)}.items()
+    launch(*itertools.chain.from_iterable(vllm.flags(name, default) for name, default in names if name != "port"))
 
 
 def test_neutral_values_of_other_engines_bring_no_note(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:

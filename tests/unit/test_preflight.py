@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from tpserve import machine
+from tpserve.checkpoint.source import Source
 from tpserve.deployment import Deployment
 from tpserve.preflight import resolve
 from tpserve.sampling import SamplingDefaults
@@ -217,6 +219,77 @@ def test_config_that_cannot_be_served_is_refused_by_name(model: Path, changes: d
     assert named in refusal(model=str(model))
 
 
+class Fetched(Exception):
+    """The weights would be fetched now."""
+
+
+@pytest.fixture
+def remote(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model as one whose weights have to be fetched first; they never come."""
+
+    def fetch_weights() -> Path:
+        raise Fetched
+
+    (model / "model.safetensors").unlink()
+    monkeypatch.setattr("tpserve.checkpoint.source.describe", lambda _: Source(model, model, "remote", fetch_weights))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "named"),
+    [
+        ({}, dict(tp=1000), "sizes that work"),
+        ({}, dict(max_model_len=1025), "made for 1024 positions"),
+        ({}, dict(max_model_len=513, kv_cache_memory=200_000), "the largest that fits is 512"),
+        ({}, dict(kv_cache_memory="200GiB"), "are available"),
+        ({}, dict(kv_cache_memory=1), "less than one page"),
+        ({"dtype": None}, dict(kv_cache_memory="200GiB"), "are available"),
+        ({"dtype": None}, dict(max_model_len=1025), "made for 1024 positions"),
+        ({"intermediate_size": 10**9}, {}, "weights need"),
+        ({}, dict(kv_cache_dtype="fp8"), "--kv-cache-dtype fp8"),
+        ({}, dict(kv_cache_dtype="half"), "the model's float32"),
+        ({"dtype": "float8_e4m3fn"}, {}, "'float8_e4m3fn' is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, {}, "MambaForCausalLM"),
+        ({}, dict(device="cuda"), "no NVIDIA driver"),
+        ({}, dict(chat_template="none.jinja"), "--chat-template none.jinja"),
+        ({}, dict(max_model_len=600, max_num_batched_tokens=512, enable_chunked_prefill=False), "in one step"),
+    ],
+)
+def test_what_is_wrong_without_weights_is_refused_before_they_are_fetched(
+    remote: Path, config: dict[str, Any], settings: dict[str, Any], named: str
+) -> None:
+    configure(remote, **config)
+    assert named in refusal(model="org/remote", **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(kv_cache_dtype="half"), dict(kv_cache_memory=PAGE_BYTES // 2)])
+def test_what_only_weights_can_tell_is_left_to_them(remote: Path, settings: dict[str, Any]) -> None:
+    configure(remote, dtype=None)
+    with pytest.raises(Fetched):
+        resolve(Settings.model_validate({"model": "org/remote", **settings}))
+
+
+def test_dtype_that_only_weights_tell_is_checked_again(model: Path) -> None:
+    configure(model, dtype=None)  # which are float32
+    assert f"less than one page, {PAGE_BYTES} bytes" in refusal(model=str(model), kv_cache_memory=PAGE_BYTES - 1)
+    assert "the model's float32" in refusal(model=str(model), kv_cache_dtype="half")
+
+
+def test_weights_are_taken_from_where_they_were_put(remote: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.checkpoint.source.describe", lambda _: Source(remote, remote, "remote", lambda: tiny_model))
+    found = resolve(Settings(model="org/remote"))
+    assert (found.model_path, found.tokenizer_path) == (str(tiny_model), str(remote))
+    assert resolve(Settings(model="org/remote", load_format="dummy")).model_path == str(remote)
+
+
+def test_error_without_a_path_is_told_as_it_is(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(self: Path, *_: Any) -> str:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", exhausted)
+    assert refusal(model=str(model)) == "cannot check the model: [Errno 24] Too many open files"
+
+
 def test_unreadable_file_is_refused_by_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(self: Path, *_: Any) -> str:
         raise PermissionError(13, "Permission denied", str(self))
@@ -254,12 +327,6 @@ def test_kv_cache_of_the_models_type_is_taken(tiny_model: Path) -> None:
     assert resolve(Settings(model=str(tiny_model), dtype="half", kv_cache_dtype="float16")).dtype == "float16"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_host_beyond_loopback_needs_the_flag_that_permits_it(tiny_model: Path, host: str) -> None:
-    assert "--allow-no-key" in refusal(model=str(tiny_model), host=host)
-    assert resolve(Settings(model=str(tiny_model), host=host, allow_no_key=True)).settings.host == host
-
-
 def test_cuda_without_a_driver_is_refused(tiny_model: Path) -> None:
     assert "no NVIDIA driver" in refusal(model=str(tiny_model), device="cuda")
 
@@ -280,3 +347,12 @@ def test_pool_on_a_gpu_is_left_to_the_loaded_device_unless_given(tiny_model: Pat
     found = resolve(Settings(model=str(tiny_model), gpu_memory_utilization=0.5))
     assert (found.device, found.num_pages, found.max_num_batched_tokens, found.notes) == ("cuda", None, 8192, ())
     assert resolve(Settings(model=str(tiny_model), kv_cache_memory=10 * PAGE_BYTES)).num_pages == 10
+
+
+def test_added_tokens_beyond_the_vocabulary_are_noted(model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>", "<pad>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    assert resolve(Settings(model=str(model))).notes == (
+        "2 tokens of the tokenizer, the first is '<image>', are not in the model's vocabulary: prompts with them are refused",
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,40 @@ def cache_dir() -> Path:
     return Path(os.path.expanduser(os.environ.get("TPSERVE_CACHE") or f"{home}/tpserve"))
 
 
+def key(version: int, files: Sequence[Path]) -> str:
+    """Names what is made of the files, as PLACE-STATE: where they really are, and their sizes and times of last change.
+
+    `version` is that of what is made: with another one the same files have another state.
+    """
+    states = [file.stat() for file in files]
+    place = [(file.name, os.path.realpath(file)) for file in files]
+    state = (version, *((found.st_size, found.st_mtime_ns) for found in states))
+    return "-".join(hashlib.sha256(repr(part).encode()).hexdigest()[:10] for part in (place, state))
+
+
+def superseded(folder: Path) -> list[Path]:
+    """Folders that were made of the same files as this one, which is named by `key`, in another state of theirs."""
+    place, _, state = folder.name.rpartition("-")
+    others = (other for other in folder.parent.glob("*") if other.name.startswith(f"{place}-") and other != folder)
+    return sorted(other for other in others if other.is_dir() and len(other.name) == len(f"{place}-{state}"))
+
+
 def make_once(folder: Path, make: Callable[[Path], None], what: str) -> Path:
     """The folder, which `make` fills first if it is not there; `what` names it to whoever has to wait.
 
     It appears complete or not at all, also when several processes want it at once. `make` gets an empty folder
-    beside it, which is renamed when `make` returns.
+    beside it, which is renamed when `make` returns. Raises UserError where that cannot be written.
     """
+    try:
+        return _make_once(folder, make, what)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {error.filename or folder.parent}: {error.strerror or error};"
+            " set TPSERVE_CACHE to a folder that can be written"
+        ) from error
+
+
+def _make_once(folder: Path, make: Callable[[Path], None], what: str) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -41,18 +69,6 @@ def make_once(folder: Path, make: Callable[[Path], None], what: str) -> Path:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return folder
-
-
-def run_module(module: str, *arguments: str) -> None:
-    """Run ``python -m module arguments`` in a fresh interpreter, for work whose imports do not belong in this one.
-
-    Its stderr, where progress is shown, is ours. When it fails, what it printed on stdout is the UserError's text.
-    """
-    # -P: a folder that happens to hold torch.py or tpserve/ must not be imported from.
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
-    if result.returncode:
-        raise UserError(result.stdout.strip() or f"{module} ended with exit status {result.returncode}")
 
 
 @contextmanager

@@ -1,18 +1,16 @@
-"""A model folder as transformers writes it, read without torch: its config, tokenizer and stop ids."""
+"""A model folder as transformers writes it, read without torch: its config, special tokens and stop ids."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from tpserve.checkpoint.source import Source
 from tpserve.model.families import by_architecture
 from tpserve.settings import UserError
 
-_CONVERT_TOKENIZER = "write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -48,42 +46,53 @@ def check_quantization(config: dict[str, Any]) -> None:
             raise UserError(f"config.json: {name} with method {method!r} is not supported yet; give the unquantized model")
 
 
-def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """The folder's tokenizer. Raises UserError if it is missing, unreadable or has ids beyond the model's vocabulary."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise UserError(f"no tokenizer.json in {folder}; {_CONVERT_TOKENIZER}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        raise UserError(f"{path} is no readable tokenizer ({error}); download it again") from None
-    size = max(tokenizer.get_vocab().values(), default=-1) + 1
-    if size > vocab_size:
+def tokenizer_config(folder: Path) -> dict[str, Any]:
+    """What the folder says of its tokenizer, tokens that have a name included.
+
+    Older models keep these in special_tokens_map.json. As in transformers that file then counts for more, unless
+    tokenizer_config.json says all of its tokens (`added_tokens_decoder`). Raises UserError.
+    """
+    config = read_json(folder / "tokenizer_config.json", required=False)
+    named = read_json(folder / "special_tokens_map.json", required=False)
+    return named | config if "added_tokens_decoder" in config else config | named
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The texts of the tokens that have a name, such as eos_token, by that. Raises UserError for what is no token."""
+    config = tokenizer_config(folder)
+    return {name: token_text(folder, name, config[name]) for name in _SPECIAL if config.get(name) is not None}
+
+
+def token_text(folder: Path, name: str, token: Any) -> str:
+    """The text of a token, which files have as a string, or as an object with its content. Raises UserError."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
         raise UserError(
-            f"{path} has ids up to {size - 1}, but the embedding has {vocab_size} rows; they are of different models"
+            f"{folder}: {name} in tokenizer_config.json or special_tokens_map.json is {token!r};"
+            " it must be a string or an object with its content"
         )
-    return tokenizer
+    return text
 
 
-def stop_ids(files: Source, config: dict[str, Any], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end an answer: all that config, generation config and tokenizer config name, ascending."""
+def stop_ids(
+    model: Path, config: dict[str, Any], tokenizer: Path, id_of: Callable[[str], int | None], vocab_size: int
+) -> tuple[int, ...]:
+    """The ids that end an answer: all that config, generation config and tokenizer's folder name, ascending.
+
+    `id_of` gives a token's id. A token whose id the model does not have ends nothing, as it is never sampled. Raises UserError.
+    """
     found: set[int] = set()
     for name, content in (
         ("config.json", config),
-        ("generation_config.json", read_json(files.path / "generation_config.json", required=False)),
+        ("generation_config.json", read_json(model / "generation_config.json", required=False)),
     ):
-        match content.get("eos_token_id"):
-            case None:
-                pass
-            case int(one):
-                found.add(one)
-            case [*several] if all(isinstance(one, int) for one in several):
-                found.update(several)
-            case other:
-                raise UserError(f"{files.path / name}: eos_token_id must be a number or a list of numbers, not {other!r}")
+        given = content.get("eos_token_id")
+        ids = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(type(one) is int for one in ids):
+            raise UserError(f"{model / name}: eos_token_id must be a number or a list of numbers, not {given!r}")
+        found.update(ids)
     if beyond := [one for one in found if not 0 <= one < vocab_size]:
-        raise UserError(f"{files.path}: eos_token_id {beyond[0]} is no id of a vocabulary of {vocab_size}; correct config.json")
-    token = read_json(files.tokenizer / "tokenizer_config.json", required=False).get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    token_id = tokenizer.token_to_id(text) if isinstance(text, str) else None
-    return tuple(sorted(found if token_id is None else found | {token_id}))
+        raise UserError(f"{model}: eos_token_id {beyond[0]} is no id of a vocabulary of {vocab_size}; correct config.json")
+    eos_token = special_tokens(tokenizer).get("eos_token")
+    eos_id = None if eos_token is None else id_of(eos_token)
+    return tuple(sorted(found if eos_id is None or eos_id >= vocab_size else found | {eos_id}))

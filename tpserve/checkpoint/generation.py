@@ -41,6 +41,11 @@ _NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "top_h": (),
     "typical_p": (1,),
     "watermarking_config": (),
+    # From GGUF files:
+    "mirostat": (0,),
+    "penalty_last_n": (-1,),
+    "sequence": (),
+    "xtc_probability": (0,),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,23 +33,49 @@ class Stored:
 
 
 def scan(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the folder by name: what the index names, else model.safetensors, else all files. Raises UserError."""
-    if (folder / INDEX).exists():
-        return _indexed(folder)
-    single = folder / SINGLE
-    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    """Every tensor of the folder by name. Raises UserError."""
+    names = [path.name for path in folder.iterdir()]
+    files = weight_files(folder, names)
     if not files:
-        pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
-        if pickles:
-            raise UserError(f"{folder} has its weights in {pickles[0]}; {_CONVERT}")
-        raise UserError(f"no weights in {folder}: looked for *.safetensors and {INDEX}")
+        raise _no_weights(folder, names)
+    if SINGLE not in names and INDEX in names:
+        return _indexed(folder)
     found: dict[str, Stored] = {}
-    for file in files:
+    for file in (folder / name for name in files):
         for name, stored in _header(file).items():
             if name in found:
                 raise UserError(f"tensor {name} is in {found[name].file} and in {file}; keep the files of one model there")
             found[name] = stored
     return found
+
+
+def weight_files(folder: Path, names: Collection[str]) -> list[str]:
+    """The files that hold the model's weights, of all `names` there are; the index, where it decides, is in the folder.
+
+    As in transformers: model.safetensors, else what the index names. Else all safetensors files. Raises UserError.
+    """
+    if SINGLE in names:
+        return [SINGLE]
+    return sorted(set(weight_map(folder).values())) if INDEX in names else safetensors(names)
+
+
+def safetensors(names: Collection[str]) -> list[str]:
+    """Those of the names that weights may be under: not in subfolders, nor Mistral's own form, of other tensor names."""
+    return sorted(name for name in names if name.endswith(".safetensors") and "/" not in name and not _is_mistrals(name))
+
+
+def _is_mistrals(name: str) -> bool:
+    return name.startswith("consolidated") and name.endswith(".safetensors")
+
+
+def _no_weights(folder: Path, names: Collection[str]) -> UserError:
+    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    if pickles:
+        return UserError(f"{folder} has its weights in {pickles[0]}; {_CONVERT}")
+    mistrals = sorted(filter(_is_mistrals, names))
+    if mistrals:
+        return UserError(f"{folder} has its weights in {mistrals[0]}, a form of Mistral's that is not read; give {SINGLE}")
+    return UserError(f"no weights in {folder}: looked for *.safetensors and {INDEX}")
 
 
 def untie(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:

@@ -56,7 +56,7 @@ class _Listing:
     away: str = ""  # why the Hub was not asked
 
 
-def describe(settings: Settings) -> tuple[Path, Callable[[], None]]:
+def describe(settings: Settings) -> tuple[Path, Callable[[], Path]]:
     """The folder of the model's files but for its weights, and what brings those: the safetensors of the same commit.
 
     Without the Hub it is the copy in the cache. Raises UserError if there is no such repository, if it may not be
@@ -129,7 +129,7 @@ def _cached(settings: Settings, away: str) -> _Listing:
 
 def _first_files(settings: Settings, listing: _Listing) -> list[str]:
     """What to bring before config.json. Raises UserError if the repository is no model that can be served."""
-    if settings.load_format != "dummy" and not (headers.INDEX in listing.files or _safetensors(listing)):
+    if settings.load_format != "dummy" and not (headers.INDEX in listing.files or headers.safetensors(listing.files)):
         raise _no_safetensors(settings, listing)
     if _CONFIG not in listing.files:
         raise _lacks(settings, listing, _CONFIG)
@@ -140,13 +140,8 @@ def _first_files(settings: Settings, listing: _Listing) -> list[str]:
     return names
 
 
-def _fetch_weights(settings: Settings, listing: _Listing, folder: Path) -> None:
-    if headers.INDEX in listing.files:
-        names = sorted(set(headers.weight_map(folder).values()))
-    elif headers.SINGLE in listing.files:
-        names = [headers.SINGLE]
-    else:
-        names = _safetensors(listing)
+def _fetch_weights(settings: Settings, listing: _Listing, folder: Path) -> Path:
+    names = headers.weight_files(folder, listing.files)
     for name in names:
         if name not in listing.files:
             raise _lacks(settings, listing, name)
@@ -154,15 +149,7 @@ def _fetch_weights(settings: Settings, listing: _Listing, folder: Path) -> None:
         _announce(settings, listing, names, folder)
         for name in names:
             _fetch(settings, listing, name)
-
-
-def _safetensors(listing: _Listing) -> list[str]:
-    """Weights as transformers names them: neither those in subfolders nor Mistral's second copy."""
-    return sorted(
-        name
-        for name in listing.files
-        if name.endswith(".safetensors") and "/" not in name and not name.startswith("consolidated")
-    )
+    return folder
 
 
 def _announce(settings: Settings, listing: _Listing, names: list[str], folder: Path) -> None:

@@ -14,16 +14,16 @@ from tpserve.settings import DEMO, Settings, UserError
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's files are. `fetch_weights` brings what a description of the model can do without."""
+    """Where a model's files are. `fetch_weights` brings what its description can do without; returns their folder."""
 
-    path: Path  # config.json, generation_config.json, weights
+    path: Path  # config.json, generation_config.json
     tokenizer: Path  # tokenizer.json, tokenizer_config.json, chat template
     name: str  # what clients call the model: never a path
-    fetch_weights: Callable[[], None] = lambda: None
+    fetch_weights: Callable[[], Path]
 
 
 def describe(settings: Settings) -> Source:
-    """The model's files but perhaps for its weights, so that what is not supported is refused before they are fetched.
+    """The model's files but for its weights, so that what cannot be served is refused before these are fetched.
 
     Raises UserError if there is no such model.
     """
@@ -40,19 +40,19 @@ def describe(settings: Settings) -> Source:
     if not path.is_dir():
         return _hub(settings)
     path = Path(os.path.abspath(path))  # a link keeps its name, which clients know the model by
-    return Source(path, _tokenizer(path), path.name)
+    return Source(path, _tokenizer(path), path.name, lambda: path)
 
 
 def _demo() -> Source:
     path = demo_path()
     if not path.is_dir():
         raise UserError(f"--model demo: the demo model is not in {path}; run scripts/setup, which makes it")
-    return Source(path, path, DEMO)
+    return Source(path, path, DEMO, lambda: path)
 
 
 def _gguf(path: Path) -> Source:
-    folder = gguf.converted(path)
-    return Source(folder, folder, gguf.model_name(path))
+    folder, fetch_weights = gguf.describe(path)
+    return Source(folder, folder, gguf.model_name(path), fetch_weights)
 
 
 def _hub(settings: Settings) -> Source:

@@ -62,15 +62,18 @@ class Engine:
     async def receive(self) -> None:
         """Take the coordinator's messages for ever. Raises MessageError for one that is not valid."""
         assert self._socket is not None
+        incoming = self._socket
         while True:
-            epoch, message = decode(await self._socket.recv())
+            epoch, message = decode(await incoming.recv())
             if epoch == self.epoch:
                 self._on_message(message)
 
     def close(self) -> None:
-        """Say nothing more to the coordinator."""
+        """Say nothing more to the coordinator, and take no request any more. Those that are open can still be failed."""
+        self.refusal = self.refusal or "the engine is closed"
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
 
     # What requests ask for
 
@@ -187,5 +190,5 @@ class Engine:
         self._metrics.ended(reason, time.monotonic() - record.generation.arrived, per_token_s)
 
     def _send(self, message: Submit | Abort) -> None:
-        assert self._socket is not None
-        self._socket.send(encode(message, self.epoch))  # without a high-water mark it is queued at once
+        if self._socket is not None:  # else there is nobody to tell
+            self._socket.send(encode(message, self.epoch))  # without a high-water mark it is queued at once

@@ -26,6 +26,7 @@ from tpserve.frontend.link import Link, readable
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.listen import listen
 from tpserve.messages import Drained
 
 logger = logging.getLogger("tpserve")
@@ -61,7 +62,7 @@ class Frontend(Link):
         metrics = Metrics(deployment.served_names[0])
         super().__init__(charge, control, context, Engine(deployment, tokenizer, metrics))
         self._charge = charge
-        self._listening = socket.socket(fileno=charge.listen_fd)
+        self._bound = socket.socket(fileno=charge.listen_fd)
         self._executor = ThreadPoolExecutor(_PROMPT_THREADS, "prompts")
         prompts = PromptMaker(tokenizer, chat_template, deployment.spec.vocab_size, deployment.max_model_len)
         service = Service(deployment, Board(charge.board_fd), self.engine, metrics, prompts, self._executor)
@@ -69,7 +70,8 @@ class Frontend(Link):
 
     async def run(self) -> None:
         """Serve until the launcher says stop or is gone. Raises what ended any part of it."""
-        http = self.start(self._server.serve(sockets=[self._listening]))
+        listen(self._bound)  # not before: who connects gets an answer, and until then a refusal
+        http = self.start(self._server.serve(sockets=[self._bound]))
         self.start(self.obey())
         self.start(self._outlive_launcher())
         try:

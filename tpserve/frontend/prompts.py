@@ -26,7 +26,7 @@ class PromptMaker:
         if request.messages is not None:
             return [self.from_text(self.render(request.messages), "messages", add_special_tokens=False)]
         return [
-            self.from_text(prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else self._from_ids(prompt)
+            self._fitting(prompt, "prompt") if not isinstance(prompt, str) else self.from_text(prompt, "prompt", True)
             for prompt in request.prompts or ()
         ]
 
@@ -47,18 +47,21 @@ class PromptMaker:
             raise self._too_long(f"at least {least}", param)
         return self._fitting(self._tokenizer.encode(text, add_special_tokens), param)
 
-    def _from_ids(self, ids: list[int]) -> np.ndarray:
-        for id_ in ids:
-            if not 0 <= id_ < self._vocab_size:
-                raise InvalidRequest(f"prompt: token id {id_} is not in the vocabulary (0 to {self._vocab_size - 1})", "prompt")
-        return self._fitting(ids, "prompt")
-
     def _fitting(self, ids: list[int], param: str) -> np.ndarray:
         if not ids:
             raise InvalidRequest(f"{param}: the prompt has no tokens", param)
         if len(ids) >= self._max_model_len:
             raise self._too_long(str(len(ids)), param)
+        for id_ in (min(ids), max(ids)):
+            if not 0 <= id_ < self._vocab_size:  # be it of a text: a tokenizer may have tokens that the model has not
+                raise self._unknown(id_, param)
         return np.array(ids, "<i4")
+
+    def _unknown(self, id_: int, param: str) -> InvalidRequest:
+        text = self._tokenizer.text_of(id_)
+        named = f" ({text!r})" if text else ""
+        most = self._vocab_size - 1
+        return InvalidRequest(f"{param}: token id {id_}{named} is not in the model's vocabulary (0 to {most})", param)
 
     def _too_long(self, count: str, param: str) -> InvalidRequest:
         limit = f"with at least one of answer it must fit into {self._max_model_len}"

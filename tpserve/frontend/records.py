@@ -1,8 +1,8 @@
 """Open requests: everything that is known of them, enough to continue each one on any engine.
 
-A `Generation` is one HTTP request. Each of its prompts is a `Record`, which the engine knows by a number, and
-each answer to a prompt is a `Choice`. Ids become text as they arrive, so a stop string ends a choice in time
-although its client reads slowly; a client that does not read at all costs its text and no queue.
+A `Generation` is one HTTP request, or one prompt of an `LLM`. Each of its prompts is a `Record`, which the engine
+knows by a number, and each answer to a prompt is a `Choice`. Ids become text as they arrive, so a stop string ends a
+choice in time although its client reads slowly; a client that does not read at all costs its text and no queue.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Choice:
 
 
 class Generation:
-    """One HTTP request while it is open: its records, and the bell that wakes its handler."""
+    """A request while it is open: its records, and the bell that wakes its handler."""
 
     def __init__(self, request: GenerateRequest, prompts: Sequence[np.ndarray], arrived: float):
         self.request = request

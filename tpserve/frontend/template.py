@@ -18,9 +18,8 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
+from tpserve.checkpoint import folder as model_folder
 from tpserve.settings import UserError
-
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TemplateRefusal(Exception):
@@ -53,9 +52,10 @@ def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
 
     Another `source` gets the folder's special tokens.
     """
-    config = _read_json(folder / "tokenizer_config.json")
+    tokens = model_folder.special_tokens(folder)
     if source is not None:
-        return ChatTemplate(source, _special_tokens(config))
+        return ChatTemplate(source, tokens)
+    config = model_folder.tokenizer_config(folder)
     file = folder / "chat_template.jinja"
     try:
         source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
@@ -65,25 +65,7 @@ def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
         raise UserError(f"{folder}: the chat template cannot be read ({type(error).__name__}: {error})") from None
     if not isinstance(source, str | None):
         raise UserError(f"{folder}/tokenizer_config.json: chat_template must be a string")
-    return None if source is None else ChatTemplate(source, _special_tokens(config))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: not a JSON object")
-    return content
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Each is spelled as a string, or as an object with its content."""
-    values = {name: config[name] for name in _TOKENS if config.get(name) is not None}
-    return {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+    return None if source is None else ChatTemplate(source, tokens)
 
 
 def _environment() -> jinja2.Environment:

@@ -14,6 +14,7 @@ from tpserve.byte_level import BYTES
 from tpserve.settings import UserError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WRITE = "write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
 _MOST_SHRINK = 4  # Unicode normal forms make no more than four bytes one (a mathematical iota with two accents: 8 to 2)
 
 
@@ -24,21 +25,39 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path):
-        file = folder / "tokenizer.json"
+        self._file = folder / "tokenizer.json"
+        if not self._file.exists():
+            raise UserError(f"no tokenizer.json in {folder}; {_WRITE}")
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(self._file))
         except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{file}: no tokenizer can be read from it: {error}") from None
+            raise UserError(f"{self._file} is no readable tokenizer ({error}); download it again") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         steps = _steps(self._tokenizer.decoder, "decoders")
         _check_decoder(steps)
-        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        largest = max([size - 1, *self._tokenizer.get_vocab().values()])
-        self._pieces = [_piece(self._tokenizer.id_to_token(id_) or "", id_ in added, steps) for id_ in range(largest + 1)]
+        ids = set(self._tokenizer.get_vocab().values())  # not all up to the largest: there may be gaps
+        self._pieces = {id_: _piece(self._tokenizer.id_to_token(id_) or "", id_ in added, steps) for id_ in ids}
         self._reach = self._reach_bytes(added.values())
+
+    def beyond(self, vocab_size: int) -> list[str]:
+        """The added tokens that a model with that many ids does not have, as some models' makers and users leave it.
+
+        Raises UserError if there are others than added ones: the tokenizer is another model's.
+        """
+        beyond = sorted(id_ for id_ in self._pieces if id_ >= vocab_size)
+        if not self._added_ids.issuperset(beyond):
+            found = f"ids up to {beyond[-1]}, but the embedding has {vocab_size} rows"
+            raise UserError(f"{self._file} has {found}; they are of different models")
+        return [self.text_of(id_) for id_ in beyond]
+
+    def id_of(self, token: str) -> int | None:
+        """The id of the token that is spelled so, if there is one."""
+        id_: int | None = self._tokenizer.token_to_id(token)
+        return id_
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The text's ids. Releases the GIL (the library's `encode` does not), so it may run beside an event loop."""
@@ -55,16 +74,17 @@ class Tokenizer:
 
     def piece(self, id_: int) -> bytes:
         """What the id adds to a text; nothing for an id that the tokenizer does not have."""
-        return self._pieces[id_] if id_ < len(self._pieces) else b""
+        return self._pieces.get(id_, b"")
 
     def _reach_bytes(self, added: Iterable[tokenizers.AddedToken]) -> int | None:
         """The most bytes of text that one id can stand for, or None when that has no bound or is not known."""
-        has_every_byte = len({piece for piece in self._pieces if len(piece) == 1}) == 256  # no text is unknown to it
+        pieces = self._pieces.values()
+        has_every_byte = len({piece for piece in pieces if len(piece) == 1}) == 256  # no text is unknown to it
         keeps = all(map(_keeps_text, _steps(self._tokenizer.pre_tokenizer, "pretokenizers")))
         shrinks = [_shrink(step) for step in _steps(self._tokenizer.normalizer, "normalizers")]
         if not has_every_byte or not keeps or None in shrinks or any(token.lstrip or token.rstrip for token in added):
             return None
-        return max(map(len, self._pieces)) * max([1, *filter(None, shrinks)])
+        return max(map(len, pieces)) * max([1, *filter(None, shrinks)])
 
 
 def _steps(component: Any, inner: str) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ class Linear:
     """All frequencies divided by `factor` (Chen et al. 2023)."""
 
     factor: float
+    original_length: int  # tokens
     kind: Literal["linear"] = "linear"
 
 
@@ -18,6 +19,7 @@ class Linear:
 class Dynamic:
     """Frequencies that would change once a text is longer than the model was made for; up to there, none does."""
 
+    original_length: int  # tokens
     kind: Literal["dynamic"] = "dynamic"
 
 

@@ -21,7 +21,7 @@ from launcher.children import cause_of_death
 from tpserve.child import Control, Seat
 from tpserve.deployment import Deployment
 from tpserve.frontend.engine import Engine
-from tpserve.frontend.errors import ApiError
+from tpserve.frontend.errors import ApiError, EngineFault
 from tpserve.frontend.link import Link, readable
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ from tpserve.settings import UserError
 
 _END_S = 3.0  # for the launcher to end everything once it is told to
 _LAST_WORD_S = 1.0  # for what a launcher that has ended said last
+_JOIN_S = 10.0  # far more than the end takes
 _CLOSED = "this LLM is closed"
 
 
@@ -72,15 +73,17 @@ class Host:
                 self._call(self._finish, jobs)
 
     def close(self) -> None:
-        """End the engine, and wait for that. Calls that wait for it get EngineDead."""
+        """End the engine, and wait for that. Calls that wait for an answer get EngineDead."""
         if os.getpid() != self._process:  # a fork has the object, not the engine
             return
         with contextlib.suppress(EngineDead):
             self._call(lambda _: self._closing.set(), ())
         if self._thread.ident is None:  # it could not be started
+            self._is_over = True
             self._loop.close()
         elif self._thread is not threading.current_thread():  # where a finalizer may run, too
-            self._thread.join()
+            # Not for ever: a finalizer runs anywhere, also where the interrupted code holds what the thread waits for.
+            self._thread.join(_JOIN_S)
 
     def _call(self, function: Callable[[Sequence[Job]], None], jobs: Sequence[Job]) -> None:
         """Have the thread do it."""
@@ -99,25 +102,28 @@ class Host:
                 self._engine.submit(job)
             except ApiError as error:
                 job.fail(error)
+            except Exception as error:  # nobody else would tell the one who waits for it
+                job.fail(EngineFault(f"{type(error).__name__}: {error}"))
 
     def _finish(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._engine.finish(job)
 
     def _main(self) -> None:
+        """Whatever ends it, nobody is left waiting."""
         try:
             end = self._loop.run_until_complete(self._live())
-        except OSError as error:  # no room, no descriptors, no processes left
-            end = UserError(f"cannot run a model on this machine: {error}")
-        except Exception as error:
-            end = EngineDead(f"{type(error).__name__}: {error}")
-        self._engine.fail_all(str(end))
-        if not self._up.done():
-            self._up.set_exception(end)
-        with self._lock:
-            self._is_over = True
-        self._loop.run_until_complete(asyncio.sleep(0))  # what was asked until now gets its refusal
-        self._loop.close()
+        except BaseException as error:
+            end = _as_end(error)
+        try:
+            self._engine.fail_all(str(end))
+        finally:
+            if not self._up.done():
+                self._up.set_exception(end)
+            with self._lock:
+                self._is_over = True
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was asked until now gets its refusal
+            self._loop.close()
 
     async def _live(self) -> Exception:
         """From the start of the launcher to its end; returns why there is no engine any more."""
@@ -125,9 +131,12 @@ class Host:
             seat = Seat(role="frontend", epoch=1, run_dir=str(run_dir), deployment=self._deployment)
             life = Life(seat, context, self._engine, process)
             try:
-                return await life.run(self._up, self._closing)
-            finally:
-                await life.close()
+                end = await life.run(self._up, self._closing)
+            except Exception as error:
+                end = _as_end(error)
+            self._engine.fail_all(str(end))  # before the rest is taken down: who waits is told at once
+            await life.close()
+            return end
 
 
 class Life(Link):
@@ -191,6 +200,13 @@ class Life(Link):
         await asyncio.gather(*tasks, return_exceptions=True)
         self.engine.close()
         self._control.close(linger=0)
+
+
+def _as_end(error: BaseException) -> Exception:
+    """What a user gets when this has ended the engine."""
+    if isinstance(error, OSError):  # no room, no descriptors, no processes left
+        return UserError(f"cannot run a model on this machine: {error}")
+    return EngineDead(f"{type(error).__name__}: {error}")
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpserve import sources, spellings
+from tpserve.offline.plain import plain
 from tpserve.settings import Settings
 from tpserve.sources import Given
 
@@ -21,16 +22,15 @@ def to_settings(keywords: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """
     given: dict[str, Given] = {}
     notes: list[str] = []
+    keywords = {name: _plain(value) for name, value in keywords.items() if value is not None}
     for name, value in keywords.items():
-        if value is None:
-            continue
         if name in _KNOWN:
             field = spellings.FIELDS[name]
             if field in given:
                 raise TypeError(f"{given[field].source} and {name} are the same setting: give one of them")
-            given[field] = Given(_plain(field, value), name, f"{name}={value!r}")
+            given[field] = Given(_spelled(field, value), name, f"{name}={value!r}")
         elif spellings.is_foreign(name):
-            notes += filter(None, [spellings.foreign_note(name, value or None)])  # 0 and {} ask for nothing, too
+            notes += filter(None, [spellings.foreign_note(name, value, keywords.get("model"))])
         elif name in _OF_A_SERVER:
             raise TypeError(f"LLM() has no keyword {name}: it does not serve over HTTP")
         else:
@@ -38,10 +38,12 @@ def to_settings(keywords: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     return sources.check({"log_level": Given("warning", "", ""), **given}), notes
 
 
-def _plain(field: str, value: Any) -> Any:
-    """Paths, torch's dtypes and single names as `Settings` spells them."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+
+
+def _spelled(field: str, value: Any) -> Any:
+    """torch's dtypes and single names as `Settings` has them."""
     if field == "dtype":
         return str(value).removeprefix("torch.")
     return (value,) if sources.takes_several(field) and isinstance(value, str) else value

@@ -7,6 +7,7 @@ from typing import Any
 
 from tpserve.frontend import schema
 from tpserve.frontend.errors import InvalidRequest
+from tpserve.offline.plain import plain
 
 
 @dataclass
@@ -49,4 +50,4 @@ class SamplingParams:
 
     def body(self) -> dict[str, Any]:
         """The same as fields of an HTTP body."""
-        return dict(vars(self))
+        return {name: plain(value) for name, value in vars(self).items()}

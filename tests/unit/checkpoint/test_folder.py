@@ -10,7 +10,6 @@ import pytest
 
 from tests.tiny import END, tokenizer
 from tpserve.checkpoint import folder
-from tpserve.checkpoint.source import Source
 from tpserve.settings import UserError
 
 
@@ -40,19 +39,42 @@ def test_quantization_is_refused_by_method(value: Any) -> None:
         folder.check_quantization({"quantization_config": value})
 
 
-def test_tokenizer_may_fill_the_embedding_but_not_exceed_it(tmp_path: Path) -> None:
-    tokenizer(257).save(str(tmp_path / "tokenizer.json"))
-    assert folder.read_tokenizer(tmp_path, 257).get_vocab_size() == 257
-    with pytest.raises(UserError, match="ids up to 256, but the embedding has 256 rows"):
-        folder.read_tokenizer(tmp_path, 256)
+def stop_ids(path: Path, config: dict[str, Any], vocab_size: int = 257) -> tuple[int, ...]:
+    return folder.stop_ids(path, config, path, tokenizer(257).token_to_id, vocab_size)
 
 
-def test_tokenizer_that_is_missing_or_corrupt_is_refused_by_path(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"^no tokenizer\.json in {tmp_path}"):
-        folder.read_tokenizer(tmp_path, 300)
-    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(UserError, match=rf"^{tmp_path}/tokenizer\.json is no readable tokenizer"):
-        folder.read_tokenizer(tmp_path, 300)
+@pytest.mark.parametrize(
+    ("config", "named", "expected"),
+    [
+        ({"eos_token": "</s>"}, None, {"eos_token": "</s>"}),
+        (
+            None,
+            {"eos_token": "</s>", "bos_token": {"content": "<s>", "lstrip": False}},
+            {"eos_token": "</s>", "bos_token": "<s>"},
+        ),
+        ({"bos_token": "<a>", "pad_token": "<p>"}, {"bos_token": "<b>"}, {"bos_token": "<b>", "pad_token": "<p>"}),
+        (
+            {"bos_token": "<a>", "added_tokens_decoder": {}},
+            {"bos_token": "<b>", "eos_token": "</b>"},
+            {"bos_token": "<a>", "eos_token": "</b>"},
+        ),
+        ({"bos_token": None, "added_tokens_decoder": {}}, {"bos_token": "<b>"}, {}),
+        ({"eos_token": None, "add_bos_token": True, "additional_special_tokens": ["<x>"]}, None, {}),
+    ],
+)
+def test_special_tokens_are_those_of_both_files(tmp_path: Path, config: Any, named: Any, expected: dict[str, str]) -> None:
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    assert folder.special_tokens(tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("value", [{}, {"content": 1}, 5, True, ["</s>"]])
+def test_special_token_that_is_none_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    (tmp_path / name).write_text(json.dumps({"eos_token": value}))
+    with pytest.raises(UserError, match=rf"^{tmp_path}: eos_token in .*{name}.*; it must be a string or an object"):
+        folder.special_tokens(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +95,28 @@ def test_stop_ids_are_the_union_of_all_that_name_them(
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     if token is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
-    assert folder.stop_ids(Source(tmp_path, tmp_path, "m"), config, tokenizer(257), 257) == expected
+    assert stop_ids(tmp_path, config) == expected
 
 
-@pytest.mark.parametrize("value", ["2", [1, "2"], 1.5, {"id": 2}])
+def test_stop_id_may_be_named_in_special_tokens_map_alone(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": END}}))
+    assert stop_ids(tmp_path, {}) == (0,)
+
+
+def test_stop_token_that_the_model_does_not_have_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
+    (id_,) = stop_ids(tmp_path, {})
+    assert id_ > 0
+    assert stop_ids(tmp_path, {}, id_) == ()
+
+
+@pytest.mark.parametrize("value", ["2", [1, "2"], 1.5, {"id": 2}, True, [[2]]])
 def test_stop_ids_of_another_type_are_refused_by_file(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UserError, match=r"config\.json: eos_token_id must be"):
-        folder.stop_ids(Source(tmp_path, tmp_path, "m"), {"eos_token_id": value}, tokenizer(257), 257)
+        stop_ids(tmp_path, {"eos_token_id": value})
 
 
 @pytest.mark.parametrize("value", [-1, 257, 10**30])
 def test_stop_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, value: int) -> None:
     with pytest.raises(UserError, match=f"eos_token_id {value} is no id of a vocabulary of 257"):
-        folder.stop_ids(Source(tmp_path, tmp_path, "m"), {"eos_token_id": [2, value]}, tokenizer(257), 257)
+        stop_ids(tmp_path, {"eos_token_id": [2, value]})

@@ -85,6 +85,7 @@ def test_index_that_names_a_missing_shard_is_refused_by_its_name(model: Path) ->
 
 @pytest.mark.parametrize("where", [None, [], {"a": 1}, {"a": "../model.safetensors"}])
 def test_index_without_a_usable_map_is_refused(model: Path, where: Any) -> None:
+    (model / FILE).unlink()
     (model / headers.INDEX).write_text(json.dumps({"weight_map": where}))
     assert "has no weight_map" in refusal(model)
 
@@ -200,6 +201,38 @@ def test_file_beside_the_single_one_is_not_read(model: Path) -> None:
     weights = load_file(model / FILE)
     save_file({name: np.zeros_like(tensor) for name, tensor in weights.items()}, model / "zz.safetensors")
     assert {stored.file for stored in headers.scan(model).values()} == {model / FILE}
+
+
+def test_single_file_goes_before_an_index(model: Path, tmp_path: Path) -> None:
+    weights = (model / FILE).read_bytes()
+    shard(model)
+    (model / FILE).write_bytes(weights)
+    assert {stored.file for stored in headers.scan(model).values()} == {model / FILE}
+
+
+def test_weights_in_mistrals_own_form_are_no_second_copy(model: Path) -> None:
+    shutil.copy(model / FILE, model / "consolidated.safetensors")
+    (model / FILE).rename(model / "weights.safetensors")
+    assert checked(model) == []
+    (model / "weights.safetensors").unlink()
+    assert f"{model} has its weights in consolidated.safetensors, a form of Mistral's that is not read" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["model.safetensors", headers.INDEX, "a.safetensors"], ["model.safetensors"]),
+        ([headers.INDEX, "c.safetensors"], ["a.safetensors", "b.safetensors"]),
+        (
+            ["b.safetensors", "a.safetensors", "sub/c.safetensors", "consolidated.00.safetensors", "x.bin"],
+            ["a.safetensors", "b.safetensors"],
+        ),
+        (["config.json"], []),
+    ],
+)
+def test_files_of_the_weights_are_chosen_from_names(tmp_path: Path, names: list[str], expected: list[str]) -> None:
+    (tmp_path / headers.INDEX).write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}))
+    assert headers.weight_files(tmp_path, names) == expected
 
 
 def test_tensor_in_two_files_without_an_index_is_refused(model: Path) -> None:

@@ -139,9 +139,16 @@ def test_download_dir_is_where_files_go(there: Endpoint, tmp_path: Path, monkeyp
 def test_index_brings_the_shards_it_names_and_no_others(there: Endpoint) -> None:
     shards = {"a-1.safetensors": b"one", "a-2.safetensors": b"two"}
     index = json.dumps({"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors", "z": "a-1.safetensors"}})
-    files = PLAIN | shards | {"model.safetensors.index.json": index.encode(), "model.safetensors": b"old"}
+    files = PLAIN | shards | {"model.safetensors.index.json": index.encode(), "other.safetensors": b"old"}
     there.repositories[MODEL] = repository(files)
     assert names(fetch()) == {*PLAIN, *shards, "model.safetensors.index.json"}
+
+
+def test_single_file_is_all_that_is_fetched_though_there_is_an_index(there: Endpoint) -> None:
+    index = json.dumps({"weight_map": {"x": "a-1.safetensors"}}).encode()
+    shards = {"a-1.safetensors": b"one", "model.safetensors.index.json": index, "model.safetensors": WEIGHTS}
+    there.repositories[MODEL] = repository(PLAIN | shards)
+    assert names(fetch()) == {*PLAIN, "model.safetensors.index.json", "model.safetensors"}
 
 
 def test_index_that_names_what_is_not_there_is_refused_before_any_shard_is_fetched(there: Endpoint) -> None:

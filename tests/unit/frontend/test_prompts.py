@@ -45,6 +45,14 @@ def test_id_beyond_the_vocabulary_is_refused_with_its_number(maker: PromptMaker,
         ids(maker, [1, id_])
 
 
+@pytest.mark.parametrize("prompt", ["the <|end|>", [5, 0]])
+def test_token_that_the_model_has_not_is_refused_by_name_from_text_too(tokenizer: Tokenizer, prompt: Any) -> None:
+    known = PromptMaker(tokenizer, None, 300, LIMIT)
+    assert ids(known, prompt)[0][-1] == 0
+    with pytest.raises(InvalidRequest, match=r"^prompt: token id 299 \('.+'\) is not in the model's vocabulary \(0 to 298\)$"):
+        ids(PromptMaker(tokenizer, None, 299, LIMIT), tokenizer.text_of(299) if isinstance(prompt, str) else [1, 299])
+
+
 def test_prompt_must_leave_room_for_one_token(maker: PromptMaker) -> None:
     assert len(ids(maker, [5] * 99)[0]) == 99
     with pytest.raises(InvalidRequest, match=r"has 100 tokens; .* 100") as caught:

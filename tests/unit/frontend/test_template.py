@@ -90,6 +90,18 @@ def test_special_tokens_may_be_strings_or_objects(tmp_path: Path) -> None:
     assert loaded.render(HI) == "<s></s>"
 
 
+def test_special_tokens_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
+    loaded = template.load(folder(tmp_path, {}, "{{ bos_token }}|{{ eos_token }}"))
+    assert loaded is not None
+    assert loaded.render(HI) == "<s>|"
+
+
+def test_special_token_without_its_text_is_a_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"eos_token in tokenizer_config\.json"):
+        template.load(folder(tmp_path, {"eos_token": {}}, "x"))
+
+
 def test_default_is_taken_of_several_templates(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     loaded = template.load(folder(tmp_path, {"chat_template": named}))
@@ -105,5 +117,5 @@ def test_folder_may_have_no_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["[]", "{", "null"])
 def test_configuration_that_is_no_object_is_a_users_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: not"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/tokenizer_config\.json .*; download it again"):
         template.load(tmp_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,34 @@ def test_byte_fallback_and_marked_spaces_become_bytes(tmp_path: Path) -> None:
 def test_file_that_is_missing_or_no_tokenizer_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json: no tokenizer"):
+    text = (
+        f"^no tokenizer.json in {tmp_path}; write it with" if content is None else f"^{tmp_path}/tokenizer.json is no readable"
+    )
+    with pytest.raises(UserError, match=text):
         Tokenizer(tmp_path)
+
+
+def test_tokenizer_may_have_added_tokens_that_the_model_has_not_but_no_others(reference: HfTokenizer, tmp_path: Path) -> None:
+    copy = HfTokenizer.from_str(reference.to_str())
+    copy.add_tokens(["<image>"])
+    copy.add_special_tokens(["<pad>"])
+    tokenizer = changed(copy, tmp_path)
+    assert [tokenizer.beyond(size) for size in (302, 301, 300)] == [[], ["<pad>"], ["<image>", "<pad>"]]
+    with pytest.raises(UserError, match=rf"^{tmp_path}/tokenizer\.json has ids up to 301, but the embedding has 299 rows"):
+        tokenizer.beyond(299)
+
+
+def test_id_of_a_token_is_found_by_its_spelling(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.id_of(token) for token in (*SPECIAL, "<|no such token|>")] == [0, 1, 2, None]
+
+
+def test_vocabulary_may_have_gaps(tmp_path: Path) -> None:
+    changed(HfTokenizer(models.BPE({"a": 0, "b": 1}, [])), tmp_path, decoder=decoders.Fuse())
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["b"] = 4_000_000_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer(tmp_path)
+    assert [tokenizer.piece(id_) for id_ in (-1, 0, 1, 4_000_000_000, 10**30)] == [b"", b"a", b"", b"b", b""]
 
 
 @pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.CTC(), None, decoders.Strip(" ", 0, 1)])

@@ -29,7 +29,7 @@ def angles_of(module: Any, layer_type: str | None) -> tuple[torch.Tensor, torch.
 def test_angles_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     path = write_rotary(name, tmp_path)
     config = folder.read_json(path / "config.json")
-    spec = families.for_architecture(folder.architecture(config)).spec(config)
+    spec = families.for_architecture(folder.architecture(config), config).spec(config)
     module = AutoModelForCausalLM.from_pretrained(path).base_model.rotary_emb
     types = config.get("layer_types") if spec.family == "gemma3" else None
     for number, layer in enumerate(spec.layers):

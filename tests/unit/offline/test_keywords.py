@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.unit import vllm
 from tpserve import UserError
 from tpserve.offline.keywords import to_settings
 
@@ -27,6 +29,24 @@ def test_the_keywords_that_vllm_users_have_work() -> None:
     assert (settings.gpu_memory_utilization, settings.trust_remote_code, settings.enable_chunked_prefill) == (0.8, True, False)
     assert settings.served_model_name == ("name",)
     assert sorted(notes) == ["disable_log_stats has no effect here", "swap_space has no effect here"]
+
+
+def test_everything_that_vllm_has_can_be_given_as_it_is_by_default() -> None:
+    for name, default in vllm.LLM.items():
+        to_settings({"model": "demo", name: default})
+    to_settings({**vllm.LLM, "model": "demo"})
+
+
+@pytest.mark.parametrize(("model", "tokenizer"), [("demo", "demo"), (Path("a/b"), "a/b"), ("a/b", Path("a/b"))])
+def test_tokenizer_may_be_the_models_own(model: Any, tokenizer: Any) -> None:
+    assert to_settings({"model": model, "tokenizer": tokenizer})[1] == []
+    with pytest.raises(UserError, match="tokenizer is not supported yet"):
+        to_settings({"model": model, "tokenizer": "other"})
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    settings, _ = to_settings({"model": "demo", "tp": np.int64(3), "gpu_memory_utilization": np.float64(0.5)})
+    assert (settings.tp, settings.gpu_memory_utilization) == (3, 0.5)
 
 
 def test_none_is_as_if_not_given_and_logs_are_quiet_by_default() -> None:
@@ -56,6 +76,15 @@ def test_dtype_of_torch_is_taken_by_its_name() -> None:
         ({"tp": 1, "tensor_parallel_size": 2}, TypeError, "tp and tensor_parallel_size are the same setting"),
         ({"tensor_parallel_size": 0}, UserError, "tensor_parallel_size=0: must be greater than or equal to 1"),
         ({"dtype": "int4"}, UserError, "dtype='int4': must be 'auto', "),
+        ({"cpu_offload_gb": 4}, UserError, "cpu_offload_gb 4 is not supported yet, only 0"),
+        ({"skip_tokenizer_init": True}, UserError, "skip_tokenizer_init is not supported yet"),
+        (
+            {"distributed_executor_backend": "ray"},
+            UserError,
+            "distributed_executor_backend ray is not supported yet, only mp or",
+        ),
+        ({"generation_config": "vllm"}, UserError, "generation_config vllm is not supported yet, only auto"),
+        ({"hf_overrides": {"a": 1}}, UserError, "hf_overrides is not supported yet"),
         ({"pipeline_parallel_size": 2}, UserError, "pipeline_parallel_size 2 is not supported yet, only 1"),
         ({"quantization": "awq"}, UserError, "quantization is not supported yet"),
         ({"model": ""}, UserError, "model=''"),

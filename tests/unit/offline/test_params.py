@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tpserve import SamplingParams
 from tpserve.frontend import schema
@@ -30,6 +32,16 @@ def test_values_reach_the_request() -> None:
     assert (made.n, made.stop, made.max_tokens, made.ignore_eos, made.skip_special_tokens) == (2, ("a", "b"), None, True, False)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
     assert sampling.seed == 2**64 - 1
+
+
+def test_numbers_of_numpy_and_torch_are_taken() -> None:
+    made = request(
+        SamplingParams(
+            n=np.int64(2), temperature=np.float32(0.5), top_p=torch.tensor(0.25), seed=np.uint32(7), ignore_eos=np.bool_(True)
+        )  # type: ignore[arg-type]
+    )
+    assert (made.n, made.ignore_eos) == (2, True)
+    assert (made.sampling.temperature, made.sampling.top_p, made.sampling.seed) == (0.5, 0.25, 7)
 
 
 def test_penalties_reach_the_request() -> None:

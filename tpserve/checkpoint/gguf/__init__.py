@@ -1,32 +1,40 @@
-"""GGUF files: written once as a Hugging Face folder in the user's cache, from where they are served like any other model."""
+"""GGUF files: written once as a Hugging Face folder in the user's cache, its weights apart from the rest and later."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from tpserve.checkpoint.cache import cache_dir, make_once, run_module
+from tpserve.checkpoint.cache import cache_dir, key, make_once, superseded
+from tpserve.checkpoint.converter import run_converter
 from tpserve.settings import UserError
 
-_VERSION = 1  # of what is written: raise it when the same file would now give another folder
+_VERSION = 2  # of what is written: raise it when the same file would now give another folder
 
 
-def converted(path: Path) -> Path:
-    """The folder of the model in a GGUF file, made first if it is not there; a file that has changed gets a new folder.
+def describe(path: Path) -> tuple[Path, Callable[[], Path]]:
+    """The folder of the model's files but for its weights, and what makes these, and returns the folder that they are in.
 
-    Raises UserError for a file that is not there, is incomplete, or holds what is not supported.
+    Both are made once; a file that has changed gets new ones. Raises UserError, as does the second, for a file that is
+    not there, is incomplete, or holds what is not supported.
     """
     parts = _parts(path)
-    folder = cache_dir() / "gguf" / f"{model_name(path)}-{_key(parts)}"
+    folder = cache_dir() / "gguf" / f"{model_name(path)}-{key(_VERSION, parts)}"
 
-    def make(partial: Path) -> None:
+    def make(stage: str, partial: Path) -> None:
+        run_converter("tpserve.checkpoint.gguf", stage, *parts, partial)
+
+    def make_weights(partial: Path) -> None:
+        for other in superseded(folder):
+            print(f"{other} is of an earlier {path}; remove it if no server needs it any more", file=sys.stderr)
         print(f"converting {path} into {folder}", file=sys.stderr)
-        run_module("tpserve.checkpoint.gguf", *map(str, parts), str(partial), str(os.getpid()))
+        make("weights", partial)
 
-    return make_once(folder, make, path.name)
+    make_once(folder, lambda partial: make("description", partial), path.name)
+    return folder, lambda: make_once(folder / "weights", make_weights, path.name)
 
 
 def model_name(path: Path) -> str:
@@ -48,9 +56,3 @@ def _parts(path: Path) -> list[Path]:
         if not part.is_file():
             raise UserError(f"--model {path}: there is no file {part}")
     return [Path(os.path.abspath(part)) for part in parts]
-
-
-def _key(parts: list[Path]) -> str:
-    """Differs when the files do, going by where they really are, their sizes and the times of their last change."""
-    seen = [(os.path.realpath(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
-    return hashlib.sha256(repr((_VERSION, seen)).encode()).hexdigest()[:12]

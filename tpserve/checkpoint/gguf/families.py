@@ -49,7 +49,7 @@ def _llama(content: Content) -> Config:
     if ROPE_FACTORS in content.tensors:
         if rope["rope_type"] != "default":
             raise UserError(f"{metadata.file}: has two rotary scalings, {rope['rope_type']} and tensor {ROPE_FACTORS}")
-        rope = rotary.llama3(rope["rope_theta"], content.tensors[ROPE_FACTORS].data, metadata.file)
+        rope = rotary.llama3(rope["rope_theta"], content.tensors[ROPE_FACTORS].rows()[0], metadata.file)
     return config | {"rope_parameters": rope}
 
 
@@ -93,7 +93,7 @@ def _command_r(content: Content) -> Config:
 def _gptneox(content: Content) -> Config:
     metadata = content.metadata
     hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
-    head_dim, rotated = hidden // heads, metadata.size("rope.dimension_count")
+    head_dim, rotated = metadata.size("attention.key_length", hidden // heads), metadata.size("rope.dimension_count")
     part = rotated / head_dim
     if int(head_dim * part) != rotated:  # which is how transformers reads it
         part = (rotated + 0.5) / head_dim
@@ -105,7 +105,7 @@ def _gptneox(content: Content) -> Config:
         "max_position_embeddings": metadata.size("context_length"),
         "hidden_act": "gelu",
         "layer_norm_eps": metadata.number(_LAYER_EPS),
-        "use_parallel_residual": bool(metadata.of_model("use_parallel_residual", True)),
+        "use_parallel_residual": metadata.of_model("use_parallel_residual", bool, True),
         "rope_parameters": rotary.parameters(metadata) | {"partial_rotary_factor": part},
     }
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tpserve.checkpoint.gguf.file import Content
-from tpserve.checkpoint.gguf.metadata import Metadata
 from tpserve.settings import UserError
 
 # Keys that all families may have. The last three change nothing in what is computed.
@@ -56,8 +55,15 @@ class Family:
     norm_offset: float = 0.0  # what to add to norms
 
 
-def check_keys(family: Family, metadata: Metadata) -> None:
-    """Raise UserError for a key of the model that nothing here knows: it may change what is to be computed."""
+def check(family: Family, content: Content) -> None:
+    """Raise UserError for a key of the model that nothing here knows, as it may change what is to be computed.
+
+    And for more layers than there can be: what follows is done for each.
+    """
+    metadata = content.metadata
+    layers, count = metadata.size("block_count"), len(content.tensors)
+    if layers > count:
+        raise UserError(f"{metadata.file}: has {count} tensors for {layers} layers; download or convert it again")
     known = {f"{metadata.architecture}.{key}" for key in (*_KEYS, *family.keys)}
     for key, value in metadata.values.items():
         if key.startswith(f"{metadata.architecture}.") and key not in known:

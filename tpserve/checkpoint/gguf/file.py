@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf import GGUFReader, GGUFValueType, ReaderField, ReaderTensor
-
+from tpserve.checkpoint.gguf import reader
 from tpserve.checkpoint.gguf.metadata import Metadata
+from tpserve.checkpoint.gguf.reader import Tensor
 from tpserve.settings import UserError
 
 _VERSIONS = (2, 3)
@@ -19,25 +18,25 @@ _AGAIN = "download it again"
 
 @dataclass(frozen=True)
 class Content:
-    """What the parts of a GGUF file hold. A tensor's data are read when they are used."""
+    """What the parts of a GGUF file hold."""
 
     metadata: Metadata
-    tensors: dict[str, ReaderTensor]  # in the order of the file
+    tensors: dict[str, Tensor]  # in the order of the file
 
 
 def read(parts: Sequence[Path]) -> Content:
     """The content of a file, or of all the parts that one was split into. Raises UserError."""
-    readers = [_open(part) for part in parts]
-    metadata = Metadata(str(parts[0]), _values(parts[0], readers[0]))
+    contents = [_read(part) for part in parts]
+    metadata = Metadata(str(parts[0]), contents[0][0])
     _check_kind(metadata)
-    if (count := metadata.get("split.count", 1)) not in (0, len(parts)):
+    if (count := metadata.get("split.count", int, 1)) not in (0, len(parts)):
         raise UserError(
             f"{parts[0]}: is one of {count} files; name them as they were, ending in -00001-of-{count:05}.gguf and so on"
         )
-    return Content(metadata, {tensor.name: tensor for reader in readers for tensor in reader.tensors})
+    return Content(metadata, {name: tensor for _, tensors in contents for name, tensor in tensors.items()})
 
 
-def _open(path: Path) -> GGUFReader:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with path.open("rb") as file:
         magic, version = file.read(4), int.from_bytes(file.read(4), "little")
     if magic != b"GGUF":
@@ -47,27 +46,13 @@ def _open(path: Path) -> GGUFReader:
     if version not in _VERSIONS:
         raise UserError(f"{path}: is of GGUF version {version}; supported: {', '.join(map(str, _VERSIONS))}")
     try:
-        return GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:  # how the library meets what is not as it should be
+        return reader.read(path)
+    except ValueError as error:
         raise UserError(f"{path}: is incomplete or damaged ({error}); {_AGAIN}") from None
 
 
-def _values(path: Path, reader: GGUFReader) -> dict[str, Any]:
-    try:
-        return {key: _value(field) for key, field in reader.fields.items()}
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: holds a text that is not UTF-8 ({error}); {_AGAIN}") from None
-
-
-def _value(field: ReaderField) -> Any:
-    value = field.contents()
-    if field.types == [GGUFValueType.FLOAT32]:  # 1e-05 rather than 9.9999997e-06: what was meant is the shortest of its kind
-        return float(str(np.float32(value)))
-    return value
-
-
 def _check_kind(metadata: Metadata) -> None:
-    kind, architecture = metadata.get("general.type", "model"), metadata.get("general.architecture")
+    kind, architecture = metadata.get("general.type", str, "model"), metadata.get("general.architecture", str, None)
     if kind == "adapter":
         raise UserError(f"{metadata.file}: is an adapter (LoRA), not a model; adapters are not supported: give a merged model")
     if kind == "mmproj" or architecture == "clip":

@@ -17,7 +17,7 @@ _YARN = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", 
 def parameters(metadata: Metadata) -> dict[str, Any]:
     """Base and scaling, if any, as transformers names them. Raises UserError for a kind that is not supported."""
     theta = metadata.number("rope.freq_base", _THETA)
-    kind = metadata.of_model("rope.scaling.type", "none")
+    kind = metadata.of_model("rope.scaling.type", str, "none")
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     factor = metadata.number("rope.scaling.factor")
@@ -25,7 +25,7 @@ def parameters(metadata: Metadata) -> dict[str, Any]:
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind != "yarn":
         raise UserError(f"{metadata.file}: rotary scaling of type {kind!r} is not supported; those that are: linear, yarn")
-    given = {name: metadata.of_model(f"rope.scaling.{key}") for key, name in _YARN.items()}
+    given = {name: metadata.of_model(f"rope.scaling.{key}", float, None) for key, name in _YARN.items()}
     return {
         "rope_type": "yarn",
         "rope_theta": theta,
@@ -45,15 +45,17 @@ def llama3(theta: float, factors: np.ndarray, file: str) -> dict[str, Any]:
     factors that are not of this kind.
     """
     factor = float(factors.max())
+    if not np.isfinite(factors).all():
+        raise _unknown(file)
     frequencies = theta ** (-np.arange(len(factors)) / len(factors))
     inside = (factors > 1 + _NEAR) & (factors < factor * (1 - _NEAR))
     if np.count_nonzero(inside) < 2:
         raise _unknown(file)
     smooth = (1 / factors[inside] - 1 / factor) / (1 - 1 / factor)
     slope, offset = np.polyfit(frequencies[inside] / (2 * np.pi), smooth, 1)  # slope: context / (high - low)
-    if offset >= 0:
+    context, high = (round(-slope / offset), round(1 - 1 / offset, 3)) if offset < 0 else (0, 0.0)
+    if context < 1 or high <= 1:
         raise _unknown(file)
-    context, high = round(-slope / offset), round(1 - 1 / offset, 3)
     turns = context * frequencies / (2 * np.pi)
     again = 1 / (1 / factor + (1 - 1 / factor) * np.clip((turns - 1) / (high - 1), 0, 1))
     if not np.allclose(again, factors, rtol=_NEAR):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, ReaderTensor
-from gguf.constants import GGML_QUANT_SIZES
-from gguf.quants import dequantize
+from gguf import GGMLQuantizationType
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
 from tpserve.checkpoint.gguf.family import Config, Family
+from tpserve.checkpoint.gguf.reader import Tensor
 from tpserve.settings import UserError
 
 _SHARD_BYTES = 2 * 2**30  # at most in one file, but for a tensor that is larger by itself
@@ -29,7 +29,7 @@ _KEPT = {GGMLQuantizationType.F32: torch.float32, GGMLQuantizationType.F16: torc
 class Plan:
     """What is to be written. Keys are GGUF's names."""
 
-    tensors: Mapping[str, ReaderTensor]
+    tensors: Mapping[str, Tensor]
     names: Mapping[str, str]  # Hugging Face's
     family: Family
     config: Config
@@ -37,25 +37,29 @@ class Plan:
 
     def size_bytes(self, name: str) -> int:
         """Of a tensor as it will be written."""
-        return self.tensors[name].n_elements * self.dtype.itemsize
+        return self.tensors[name].elements * self.dtype.itemsize
 
 
-def dtype_of(tensors: Mapping[str, ReaderTensor]) -> torch.dtype:
+def dtype_of(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """What to write: float32 or float16 where most weights of matrices are such, else bfloat16."""
     counts: Counter[GGMLQuantizationType] = Counter()
     for tensor in tensors.values():
         if len(tensor.shape) > 1:
-            counts[tensor.tensor_type] += tensor.n_elements
+            counts[tensor.kind] += tensor.elements
     return _KEPT.get(counts.most_common(1)[0][0], torch.bfloat16)
 
 
-def check(plan: Plan, file: str, folder: Path) -> None:
-    """Raise UserError for a block type that cannot be expanded, and when the folder's disk has no room."""
-    for kind in {tensor.tensor_type for tensor in plan.tensors.values()}:
+def check_kinds(tensors: Mapping[str, Tensor], file: str) -> None:
+    """Raise UserError for a block type that cannot be expanded."""
+    for kind, tensor in {tensor.kind: tensor for tensor in tensors.values()}.items():
         try:
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+            tensor.rows(0, 1)
         except NotImplementedError:
             raise UserError(f"{file}: block type {kind.name} is not supported; give another file, such as Q4_K_M") from None
+
+
+def check_room(plan: Plan, file: str, folder: Path) -> None:
+    """Raise UserError when the folder's disk has no room."""
     needed, free = sum(map(plan.size_bytes, plan.names)), shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
@@ -68,20 +72,27 @@ def write(plan: Plan, folder: Path) -> None:
     """Write the tensors into `folder`: as one file, or as several and their index."""
     shards = list(_shards(plan))
     where: dict[str, str] = {}
-    total_bytes = sum(tensor.n_bytes for tensor in plan.tensors.values())
+    total_bytes = sum(tensor.data.nbytes for tensor in plan.tensors.values())
     with tqdm(total=total_bytes, desc="converting", unit="B", unit_scale=True, disable=None) as bar:  # on a terminal
         for number, shard in enumerate(shards, 1):
             file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
             written = {}
             for name in shard:
                 written[plan.names[name]] = _converted(plan, name)
-                bar.update(plan.tensors[name].n_bytes)
-            save_file(written, folder / file, {"format": "pt"})
-            (folder / file).chmod(0o644)
+                bar.update(plan.tensors[name].data.nbytes)
+            _save(written, folder / file)
             where |= dict.fromkeys(written, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(map(plan.size_bytes, plan.names))}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from None
+    path.chmod(0o644)
 
 
 def _shards(plan: Plan) -> Iterator[list[str]]:
@@ -111,15 +122,14 @@ def _converted(plan: Plan, name: str) -> torch.Tensor:
         raise UserError(f"tensor {name} has shape {list(weight.shape)}, which does not fit the number of heads") from None
 
 
-def _expanded(tensor: ReaderTensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
-    """The format lists dimensions fastest first; in memory that is a (rows, columns) matrix, read a few rows at a time."""
-    shape = tuple(reversed(tensor.shape.tolist()))
-    rows = tensor.data if len(shape) > 1 else tensor.data[None]
-    out = torch.empty(len(rows), tensor.n_elements // len(rows), dtype=dtype)
-    step = max(1, _CHUNK // out.shape[1])
-    for start in range(0, len(rows), step):
-        chunk = dequantize(rows[start : start + step], tensor.tensor_type).astype(np.float32)  # a copy: the file's is read only
+def _expanded(tensor: Tensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
+    """All of a tensor, a few rows at a time."""
+    rows, columns = len(tensor.data), tensor.shape[-1]
+    out = torch.empty(rows, columns, dtype=dtype)
+    step = max(1, _CHUNK // columns)
+    for start in range(0, rows, step):
+        chunk = tensor.rows(start, start + step)
         if offset:
             chunk += np.float32(offset)
         out[start : start + step] = torch.from_numpy(chunk)
-    return out.reshape(shape)
+    return out.reshape(tensor.shape)

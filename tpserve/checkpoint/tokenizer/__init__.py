@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from pathlib import Path
 
-from tpserve.checkpoint.cache import cache_dir, make_once, run_module
+from tpserve.checkpoint.cache import cache_dir, key, make_once
+from tpserve.checkpoint.converter import run_converter
 
-_VERSION = 1  # of what is written: raise it when the same files would now give another tokenizer.json
+_VERSION = 2  # of what is written: raise it when the same files would now give another tokenizer.json
 _FORMS = (("tokenizer.model",), ("vocab.json", "merges.txt"))  # the files of each other form
-_BESIDE = ("config.json", "tokenizer_config.json", "added_tokens.json", "chat_template.jinja")  # what they are read with
+_BESIDE = (  # what they are read with
+    "config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
 
 
 def folder_of(model: Path) -> Path:
@@ -22,15 +23,7 @@ def folder_of(model: Path) -> Path:
     if (model / "tokenizer.json").exists() or not forms:
         return model
     files = [model / name for name in (*forms[0], *_BESIDE) if (model / name).exists()]
-    folder = cache_dir() / "tokenizers" / f"{model.name}-{_key(files)}"
-    return make_once(folder, lambda partial: _convert(model, partial), f"tokenizer of {model.name}")
-
-
-def _convert(model: Path, folder: Path) -> None:
-    run_module("tpserve.checkpoint.tokenizer", str(model), str(folder), str(os.getpid()))
-
-
-def _key(files: list[Path]) -> str:
-    """Differs when the files do, going by where they really are, their sizes and the times of their last change."""
-    seen = [(file.name, os.path.realpath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((_VERSION, seen)).encode()).hexdigest()[:12]
+    folder = cache_dir() / "tokenizers" / f"{model.name}-{key(_VERSION, files)}"
+    return make_once(
+        folder, lambda partial: run_converter("tpserve.checkpoint.tokenizer", model, partial), f"tokenizer of {model.name}"
+    )

@@ -67,8 +67,11 @@ SPLITS = {
 }
 
 
-def byte_level(vocab: dict[str, int], merges: Merges, split: Split) -> Tokenizer:
-    """A byte-level BPE tokenizer. Raises what the library raises if a merge is not of two tokens that make a third."""
+def byte_level(vocab: dict[str, int], merges: Merges, split: Split, prefix: bool = False) -> Tokenizer:
+    """A byte-level BPE tokenizer; `prefix`: what begins with no space gets one in front.
+
+    Raises what the library raises if a merge is not of two tokens that make a third.
+    """
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=split.whole_words))
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -78,20 +81,25 @@ def byte_level(vocab: dict[str, int], merges: Merges, split: Split) -> Tokenizer
         first.append(pre_tokenizers.Digits(individual_digits=True))
     if split.pattern is not None:
         first.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None)
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=split.pattern is None)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def sentencepiece(model: models.Model, prefix: bool, first: Sequence[normalizers.Normalizer] = ()) -> Tokenizer:
+def sentencepiece(
+    model: models.Model, prefix: bool, first: Sequence[normalizers.Normalizer] = (), once: bool = False
+) -> Tokenizer:
     """A tokenizer over a model with SentencePiece's spaces; `prefix`: text gets one in front, `first`: what is done before.
 
-    Text after an added token counts as a beginning, too: as with Llama 2's own file, and with llama.cpp.
+    Text after an added token counts as a beginning, too: as with Llama 2's own file, and with llama.cpp. With `once` it
+    does not, nor does a text that begins with a space get another: what transformers calls not legacy.
     """
     tokenizer = Tokenizer(model)
-    prepend = [normalizers.Prepend(MARK)] if prefix else []
+    prepend = [normalizers.Prepend(MARK)] if prefix and not once else []
     tokenizer.normalizer = normalizers.Sequence([*first, *prepend, normalizers.Replace(" ", MARK)])
+    if prefix and once:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(MARK, prepend_scheme="first", split=False)
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
     tokenizer.decoder = decoders.Sequence([decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return tokenizer

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from tpserve.byte_level import CHARACTERS
-from tpserve.checkpoint.folder import architecture, read_json
+from tpserve.checkpoint.folder import architecture, read_json, special_tokens, token_text, tokenizer_config
 from tpserve.checkpoint.tokenizer import build, sentencepiece_model
 from tpserve.checkpoint.tokenizer.build import MARK, SPLITS, Kind
 from tpserve.settings import UserError
@@ -39,19 +39,22 @@ def convert(model: Path, folder: Path) -> None:
 
     Raises UserError for a tokenizer that is not supported or broken.
     """
-    config = read_json(model / "tokenizer_config.json", required=False)
-    special = {_content(value) for name, value in config.items() if name.endswith("_token")} - {None}
+    config = tokenizer_config(model)
+    special = _special(model, config)
     extra = _added_tokens(model, config, special)
     path = model / "tokenizer.model"
     if not path.exists():
-        tokenizer, begins = _from_vocab(model, extra, special), False
+        tokenizer, begins = _from_vocab(model, extra, special, _flag(model, config, "add_prefix_space", False)), False
     elif _TIKTOKEN.match(path.read_bytes()):
         tokenizer, begins = _from_tiktoken(path, extra), True
     else:
-        tokenizer, named = _from_sentencepiece(path, extra)
-        begins, config = True, named | config
-    begin = _content(config.get("bos_token")) if config.get("add_bos_token", begins) else None
-    end = _content(config.get("eos_token")) if config.get("add_eos_token", False) else None
+        sentences = sentencepiece_model.read(path)
+        sentences.prefix = _flag(model, config, "add_prefix_space", sentences.prefix)
+        sentences.once = not _flag(model, config, "legacy", True)
+        tokenizer = _from_sentencepiece(sentences, path, extra)
+        begins, config = True, sentences.names() | config
+    begin = _named(model, config, "bos_token") if _flag(model, config, "add_bos_token", begins) else None
+    end = _named(model, config, "eos_token") if _flag(model, config, "add_eos_token", False) else None
     for token in (begin, end):
         if token is not None and tokenizer.token_to_id(token) is None:
             raise UserError(f"{model / 'tokenizer_config.json'}: the tokenizer has no token {token!r}; {_REMEDY}")
@@ -62,7 +65,26 @@ def convert(model: Path, folder: Path) -> None:
         shutil.copyfile(template, folder / template.name)
 
 
-def _added_tokens(model: Path, config: dict[str, Any], special: Set[str | None]) -> Added:
+def _special(model: Path, config: dict[str, Any]) -> set[str]:
+    """The tokens that are no text: those with a name, and more that the config lists."""
+    place = "extra_special_tokens" if config.get("extra_special_tokens") else "additional_special_tokens"
+    more = config.get(place) or []
+    tokens = more if isinstance(more, list) else more.values() if isinstance(more, dict) else [more]
+    return {*special_tokens(model).values(), *(token_text(model, place, token) for token in tokens)}
+
+
+def _flag(model: Path, config: dict[str, Any], name: str, default: bool) -> bool:
+    value = config.get(name)
+    if not isinstance(value, bool | None):
+        raise UserError(f"{model / 'tokenizer_config.json'}: {name} is {value!r}; it must be true or false")
+    return default if value is None else value
+
+
+def _named(model: Path, config: dict[str, Any], name: str) -> str | None:
+    return None if config.get(name) is None else token_text(model, name, config[name])
+
+
+def _added_tokens(model: Path, config: dict[str, Any], special: Set[str]) -> Added:
     """Tokens that the folder's settings add to those of its vocabulary, or put in their place, by id.
 
     `added_tokens_decoder` of tokenizer_config.json says how each is found; added_tokens.json, which is older, does not.
@@ -80,15 +102,7 @@ def _added_tokens(model: Path, config: dict[str, Any], special: Set[str | None])
     return dict(sorted(found.items()))
 
 
-def _content(token: Any) -> str | None:
-    """A token's text; files have it as a string, or as an object with its content."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
-
-
-def _from_sentencepiece(path: Path, extra: Added) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer, and its tokens that have a name."""
-    model = sentencepiece_model.read(path)
+def _from_sentencepiece(model: sentencepiece_model.Model, path: Path, extra: Added) -> Tokenizer:
     added = {}
     for id_, token in extra.items():
         if not 0 <= id_ <= len(model.texts):
@@ -102,7 +116,7 @@ def _from_sentencepiece(path: Path, extra: Added) -> tuple[Tokenizer, dict[str, 
         added[token.content] = token
     tokenizer = sentencepiece_model.tokenizer(model, path)
     tokenizer.add_tokens([added.get(token.content, token) for token in build.added(model.texts, model.kinds)])
-    return tokenizer, {name: model.texts[id_] for name, id_ in model.special.items() if 0 <= id_ < len(model.texts)}
+    return tokenizer
 
 
 def _from_tiktoken(path: Path, extra: Added) -> Tokenizer:
@@ -122,7 +136,7 @@ def _from_tiktoken(path: Path, extra: Added) -> Tokenizer:
     return _byte_level(path, vocab, build.pairs(sorted(vocab, key=vocab.__getitem__), vocab), split, extra)
 
 
-def _from_vocab(model: Path, extra: Added, special: Set[str | None]) -> Tokenizer:
+def _from_vocab(model: Path, extra: Added, special: Set[str], prefix: bool) -> Tokenizer:
     path = model / "merges.txt"
     split = _split(path, _VOCAB_SPLITS)
     vocab = read_json(model / "vocab.json")
@@ -132,7 +146,7 @@ def _from_vocab(model: Path, extra: Added, special: Set[str | None]) -> Tokenize
         raise UserError(f"{path}: is not UTF-8 ({error}); download it again") from None
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     named = {vocab[text]: AddedToken(text, normalized=False, special=True) for text in special if text in vocab}
-    return _byte_level(path, vocab, merges, split, named | extra)
+    return _byte_level(path, vocab, merges, split, named | extra, prefix)
 
 
 def _split(path: Path, known: Mapping[str, str]) -> build.Split:
@@ -144,10 +158,12 @@ def _split(path: Path, known: Mapping[str, str]) -> build.Split:
     return SPLITS[known[name]]
 
 
-def _byte_level(path: Path, vocab: dict[str, int], merges: Any, split: build.Split, extra: Added) -> Tokenizer:
+def _byte_level(
+    path: Path, vocab: dict[str, int], merges: Any, split: build.Split, extra: Added, prefix: bool = False
+) -> Tokenizer:
     vocab |= {token.content: id_ for id_, token in extra.items()}
     try:
-        tokenizer = build.byte_level(vocab, merges, split)
+        tokenizer = build.byte_level(vocab, merges, split, prefix)
     except Exception as error:  # the library raises nothing more precise
         raise UserError(f"{path}: does not fit the vocabulary ({error}); download it again") from None
     tokenizer.add_tokens(list(extra.values()))

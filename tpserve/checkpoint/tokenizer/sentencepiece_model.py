@@ -36,11 +36,16 @@ class Model:
     prefix: bool = True  # a space is put before the text
     strip: bool = True  # runs of spaces become one, those at the ends none
     escape: bool = True  # spaces are spelled as U+2581
+    once: bool = False  # no space is put after added tokens; not in the file, but in tokenizer_config.json
 
     def put(self, id_: int, text: str, kind: int, score: float = 0.0) -> None:
         """Have a piece at an id: in place of another, or the next one."""
         place = slice(id_, id_ + 1)
         self.texts[place], self.kinds[place], self.scores[place] = [text], [kind], [score]
+
+    def names(self) -> dict[str, str]:
+        """The texts of the tokens that have a name, by that."""
+        return {name: self.texts[id_] for name, id_ in self.special.items() if 0 <= id_ < len(self.texts)}
 
 
 def read(path: Path) -> Model:
@@ -76,9 +81,9 @@ def _tokenizer(model: Model) -> Tokenizer:
     unknown = model.special["unk_token"]
     if model.type == _BPE:
         bpe = build.sentencepiece_bpe(model.texts, model.kinds, model.scores, unknown)
-        return build.sentencepiece(bpe, model.prefix, first)
+        return build.sentencepiece(bpe, model.prefix, first, model.once)
     unigram = models.Unigram(list(zip(model.texts, model.scores)), unknown, Kind.BYTE in model.kinds)
-    return build.sentencepiece(unigram, model.prefix, first)
+    return build.sentencepiece(unigram, model.prefix, first, model.once)
 
 
 def _take(model: Model, number: int, value: Value) -> None:

@@ -6,7 +6,7 @@ The loader reads tensors by it, the checks compare a checkpoint with it, and the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -79,16 +79,29 @@ def by_architecture() -> dict[str, Family]:
     return {name: module for module in map(family, _FAMILIES) for name in module.ARCHITECTURES}
 
 
-def for_architecture(name: str) -> Family:
-    """The family of an architecture. Raises UserError if none has it."""
+def for_architecture(name: str, config: Mapping[str, Any]) -> Family:
+    """The family of the architecture that a config.json names. Raises UserError if none has it."""
     known = by_architecture()
     if name in known:
         return known[name]
-    if name in _NEEDS_CODE:
+    if name in _NEEDS_CODE or config.get("auto_map"):
+        instead = _NEEDS_CODE.get(name, _OTHER)
         raise UserError(
-            f"config.json: architecture {name!r} needs code from its model folder, which is never run; use {_NEEDS_CODE[name]}"
+            f"config.json: architecture {name!r} needs code from its model folder, which is never run; use {instead}"
+        )
+    if config.keys() & {"text_config", "vision_config", "audio_config"}:
+        raise UserError(
+            f"config.json: architecture {name!r} is not of text only, and its text part alone is not read yet;"
+            f" use {_text_model(config.get('text_config'))}"
         )
     raise UserError(f"config.json: architecture {name!r} is not supported; supported: {', '.join(known)}")
+
+
+def _text_model(text_config: Any) -> str:
+    """What to use instead of a model that this is the text part of."""
+    kind = text_config.get("model_type") if isinstance(text_config, dict) else None
+    name = str(kind).removesuffix("_text")
+    return f"a {family(name).ARCHITECTURES[0]} model" if name in _FAMILIES else _OTHER
 
 
 def tensors(spec: ModelSpec) -> Iterator[tuple[str, Param, int | None]]:

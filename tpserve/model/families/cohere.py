@@ -16,7 +16,7 @@ ARCHITECTURES = ("CohereForCausalLM",)
 
 class _Config(Config):
     layer_norm_eps: Positive = 1e-5
-    logit_scale: float = 0.0625
+    logit_scale: Positive = 0.0625
     hidden_act: str = "silu"
     max_position_embeddings: Size = 8192
     model_max_length: Size | None = None  # where it is given, what the model was made for
@@ -49,7 +49,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         mlp_bias=False,
         attention_scale=c.head_size**-0.5,
         tied=c.tie_word_embeddings,
-        max_position=c.model_max_length or rope.max_position(c, rotary),
+        max_position=rope.max_position(c, rotary, c.model_max_length),
         logit_scale=c.logit_scale,
     )
 

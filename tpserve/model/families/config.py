@@ -8,8 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tpserve.settings import UserError, explain
 
-Size = Annotated[int, Field(ge=1, lt=2**31)]
-Positive = Annotated[float, Field(gt=0)]
+MOST_TOKENS = 2**31 - 1  # positions are int32
+Size = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Layers = Annotated[int, Field(ge=1, le=10_000)]
+# The bounds are beyond all that a model has, and within what float32 can compute with.
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Theta = Annotated[float, Field(gt=1, le=1e15)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 SILU = {"silu": "silu", "swish": "silu"}
 TANH_GELU = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -22,14 +27,14 @@ class Config(BaseModel):
 
     vocab_size: Size
     hidden_size: Size
-    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_hidden_layers: Layers
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
     intermediate_size: Size
-    rope_theta: Positive | None = None
+    rope_theta: Theta | None = None
     rope_scaling: dict[str, Any] | None = None
-    partial_rotary_factor: Positive | None = None
+    partial_rotary_factor: Share | None = None
     rope_parameters: dict[str, Any] | None = None  # since transformers 5, in place of the three above
     tie_word_embeddings: bool = False
     max_position_embeddings: Size
@@ -85,11 +90,17 @@ def refuse_set(config: dict[str, Any], *fields: str) -> None:
 
 
 def windows(c: Config, layer_types: list[str], window: int | None) -> list[int | None]:
-    """Each layer's window, where `layer_types` names full and sliding attention. Raises UserError for other types."""
+    """Each layer's window, where `layer_types` names full and sliding attention.
+
+    Raises UserError for other types, and for a window that a layer uses and that is none.
+    """
     if len(layer_types) != c.num_hidden_layers:
         raise UserError(f"config.json: {len(layer_types)} layer_types for {c.num_hidden_layers} layers")
     if unknown := sorted(set(layer_types) - {"full_attention", "sliding_attention"}):
         raise UserError(f"config.json: layer_types has {unknown[0]!r}, which is not supported yet")
-    if window is None and "sliding_attention" in layer_types:
-        raise UserError("config.json: layer_types has 'sliding_attention', but there is no sliding_window")
+    if "sliding_attention" in layer_types:
+        if window is None:
+            raise UserError("config.json: layer_types has 'sliding_attention', but there is no sliding_window")
+        if not 1 <= window <= MOST_TOKENS:
+            raise UserError(f"config.json: sliding_window {window} must be 1 to {MOST_TOKENS}, or null for none")
     return [window if kind == "sliding_attention" else None for kind in layer_types]

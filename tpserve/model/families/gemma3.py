@@ -8,8 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 from tpserve.model.families import Param, blocks, rope
-from tpserve.model.families.config import TANH_GELU, Config, Positive, Size, choose, read, refuse_set, windows
+from tpserve.model.families.config import (
+    TANH_GELU,
+    Config,
+    Layers,
+    Positive,
+    Size,
+    Theta,
+    choose,
+    read,
+    refuse_set,
+    windows,
+)
 from tpserve.model.spec import LayerSpec, ModelSpec, Rotary
+from tpserve.settings import UserError
 
 ARCHITECTURES = ("Gemma3ForCausalLM",)
 
@@ -21,27 +33,27 @@ class _Config(Config):
     vocab_size: Size = 262_208
     hidden_size: Size = 2304
     intermediate_size: Size = 9216
-    num_hidden_layers: Size = 26
+    num_hidden_layers: Layers = 26
     num_attention_heads: Size = 8
     num_key_value_heads: Size | None = 4
     head_dim: Size | None = 256
     hidden_activation: str = "gelu_pytorch_tanh"
     max_position_embeddings: Size = 131_072
     rms_norm_eps: Positive = 1e-6
-    rope_local_base_freq: Positive = 10_000.0
+    rope_local_base_freq: Theta = 10_000.0
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     query_pre_attn_scalar: Positive = 256
-    sliding_window: Size | None = 4096
+    sliding_window: int | None = 4096
     sliding_window_pattern: Size = 6
     layer_types: list[str] | None = None
 
     @property
     def types(self) -> list[str]:
         """Each layer's kind of attention; by default every `sliding_window_pattern`th is global."""
-        return self.layer_types or [
-            _LOCAL if (layer + 1) % self.sliding_window_pattern else _FULL for layer in range(self.num_hidden_layers)
-        ]
+        if self.layer_types is not None:
+            return self.layer_types
+        return [_LOCAL if (layer + 1) % self.sliding_window_pattern else _FULL for layer in range(self.num_hidden_layers)]
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
@@ -69,21 +81,25 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         mlp_bias=False,
         attention_scale=c.query_pre_attn_scalar**-0.5,
         tied=c.tie_word_embeddings,
-        max_position=c.max_position_embeddings,  # scaled already where there is scaling
+        # scaled already where there is scaling
+        max_position=min(rope.max_position(c, rotary, c.max_position_embeddings) for rotary in rotaries.values()),
         embed_scale=c.hidden_size**0.5,
     )
 
 
 def _rotaries(c: _Config) -> dict[str, Rotary]:
-    """By kind of layer: `rope_parameters` has one of each; `rope_scaling` is of the global layers only."""
+    """By kind of layer: `rope_parameters` has one of each; `rope_scaling` adds to that of the global layers."""
     given = c.rope_parameters or {}
-    place = "rope_parameters"
-    full, local = given.get(_FULL) or {}, given.get(_LOCAL) or {}
-    if c.rope_scaling is not None:
-        place, full = "rope_scaling", c.rope_scaling
+    if unknown := sorted(given.keys() - {_FULL, _LOCAL}):
+        raise UserError(f"config.json: rope_parameters has {unknown[0]!r}, but must have {_FULL!r} and {_LOCAL!r} only")
+    for kind, of_kind in given.items():
+        if not isinstance(of_kind, dict | None):
+            raise UserError(f"config.json: rope_parameters: {kind} {of_kind!r}: must be an object")
+    full, local, scaling = given.get(_FULL) or {}, given.get(_LOCAL) or {}, c.rope_scaling or {}
+    place = "rope_scaling" if scaling else f"rope_parameters: {_FULL}"
     return {
-        _FULL: rope.read(c, place, full, c.rope_theta or 1_000_000.0),
-        _LOCAL: rope.read(c, place, local, c.rope_local_base_freq),
+        _FULL: rope.read(c, place, full | scaling, c.rope_theta or 1_000_000.0),
+        _LOCAL: rope.read(c, f"rope_parameters: {_LOCAL}", local, c.rope_local_base_freq),
     }
 
 

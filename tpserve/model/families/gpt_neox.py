@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from tpserve.model.families import Param, rope
-from tpserve.model.families.config import TANH_GELU, Config, Positive, Size, choose, read
+from tpserve.model.families.config import TANH_GELU, Config, Positive, Share, Size, Theta, choose, read
 from tpserve.model.spec import LayerSpec, ModelSpec
 
 ARCHITECTURES = ("GPTNeoXForCausalLM",)
+
+# What this family has no use for, as it has none or another name for it; transformers does not read them either.
+_NOT_READ = ("num_key_value_heads", "head_dim", "rope_theta", "partial_rotary_factor")
 
 _LAYER = "gpt_neox.layers.{layer}"
 
@@ -20,15 +23,15 @@ class _Config(Config):
     hidden_act: str = "gelu"
     layer_norm_eps: Positive = 1e-5
     max_position_embeddings: Size = 2048
-    rotary_pct: Positive = 0.25
-    rotary_emb_base: Positive = 10_000.0
+    rotary_pct: Share = 0.25
+    rotary_emb_base: Theta = 10_000.0
     use_parallel_residual: bool = True
     attention_bias: bool = True
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The model that the config describes. Raises UserError for what is invalid or not built."""
-    c = read(_Config, config | {"num_key_value_heads": None, "head_dim": None})
+    c = read(_Config, config | dict.fromkeys(_NOT_READ))
     rotary = rope.rotary(c, theta=c.rotary_emb_base, partial=c.rotary_pct)
     return ModelSpec(
         family="gpt_neox",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpserve.model.families import llama
-from tpserve.model.families.config import Config, Size, read, refuse_set
+from tpserve.model.families.config import Config, Size, read, refuse_set, windows
 from tpserve.model.spec import LayerSpec, ModelSpec
 
 ARCHITECTURES = ("MistralForCausalLM",)
@@ -17,7 +17,7 @@ params, layer_params = llama.params, llama.layer_params
 class _Config(Config):
     num_key_value_heads: Size | None = 8
     max_position_embeddings: Size = 131_072
-    sliding_window: Size | None = 4096
+    sliding_window: int | None = 4096
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
@@ -27,5 +27,6 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     as_llama = llama.spec(
         config | {"num_key_value_heads": c.num_key_value_heads, "max_position_embeddings": c.max_position_embeddings}
     )
-    layers = (LayerSpec(as_llama.layers[0].rotary, c.sliding_window),) * c.num_hidden_layers
-    return replace(as_llama, family="mistral", layers=layers)
+    types = ["full_attention" if c.sliding_window is None else "sliding_attention"] * c.num_hidden_layers
+    layers = [LayerSpec(as_llama.layers[0].rotary, window) for window in windows(c, types, c.sliding_window)]
+    return replace(as_llama, family="mistral", layers=tuple(layers))

@@ -21,7 +21,7 @@ class QwenConfig(Config):
     hidden_act: str = "silu"
     max_position_embeddings: Size = 32_768
     use_sliding_window: bool = False
-    sliding_window: Size | None = 4096
+    sliding_window: int | None = 4096
     max_window_layers: int = 28
     layer_types: list[str] | None = None
 
@@ -29,10 +29,8 @@ class QwenConfig(Config):
         """Each layer's sliding window."""
         window = self.sliding_window if self.use_sliding_window else None
         first = self.num_hidden_layers if window is None else self.max_window_layers
-        types = self.layer_types or [
-            "sliding_attention" if layer >= first else "full_attention" for layer in range(self.num_hidden_layers)
-        ]
-        return windows(self, types, window)
+        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(self.num_hidden_layers)]
+        return windows(self, types if self.layer_types is None else self.layer_types, window)
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tpserve.model.families.config import Config, Positive, Size
+from tpserve.model.families.config import MOST_TOKENS, Config, Share, Size, Theta
 from tpserve.model.spec import Dynamic, Linear, Llama3, Rotary, Yarn
 from tpserve.settings import UserError, explain
 
@@ -24,9 +24,12 @@ _TYPES: dict[str, set[str]] = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {
         "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
-        "mscale_all_dim", "truncate",
+        "mscale_all_dim", "truncate", "finetuned",
     },
 }  # fmt: skip
+
+_Factor = Annotated[float, Field(ge=0.001, le=10_000)]  # beyond all that a model has, within what can be computed with
+_Weight = Annotated[float, Field(ge=0, le=10_000)]
 
 
 class _Rope(BaseModel):
@@ -34,18 +37,19 @@ class _Rope(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    rope_theta: Positive | None = None
-    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
-    factor: Positive | None = None
+    rope_theta: Theta | None = None
+    partial_rotary_factor: Share | None = None
+    factor: _Factor | None = None
     original_max_position_embeddings: Size | None = None
-    low_freq_factor: Positive | None = None
-    high_freq_factor: Positive | None = None
-    attention_factor: Positive | None = None
-    beta_fast: Positive | None = None
-    beta_slow: Positive | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    low_freq_factor: _Factor | None = None
+    high_freq_factor: _Factor | None = None
+    attention_factor: _Factor | None = None
+    beta_fast: _Factor | None = None
+    beta_slow: _Factor | None = None
+    mscale: _Weight | None = None
+    mscale_all_dim: _Weight | None = None
     truncate: bool = True
+    finetuned: bool = False  # says how the model was made, not how it computes
 
 
 def rotary(c: Config, theta: float, partial: float | None = None) -> Rotary:
@@ -59,7 +63,7 @@ def rotary(c: Config, theta: float, partial: float | None = None) -> Rotary:
 
 
 def _given(c: Config) -> tuple[str, dict[str, Any]]:
-    if c.rope_scaling is not None:
+    if c.rope_scaling:  # an empty one says nothing
         return "rope_scaling", c.rope_scaling
     return "rope_parameters", c.rope_parameters or {}
 
@@ -71,7 +75,7 @@ def read(c: Config, place: str, given: Mapping[str, Any], theta: float, partial:
         raise UserError(f"config.json: {place} of type {kind!r} is not supported yet, only {', '.join(_TYPES)}")
     rope = _validate(place, given)
     if unknown := sorted(set(given) - _COMMON - _TYPES[kind]):
-        raise UserError(f"config.json: {place} has {unknown[0]!r}, which type {kind!r} does not use; correct its rope_type")
+        raise UserError(f"config.json: {place} has {unknown[0]!r}, which is not known for type {kind!r}; correct its rope_type")
     dims = _dims(c, rope.partial_rotary_factor or c.partial_rotary_factor or partial or 1.0, partial is not None)
     return Rotary(dims, rope.rope_theta or theta, _scaling(c, place, kind, rope))
 
@@ -104,9 +108,9 @@ def _scaling(c: Config, place: str, kind: str, rope: _Rope) -> Linear | Dynamic 
 
     match kind:
         case "linear":
-            return Linear(needed("factor"))
+            return Linear(needed("factor"), original)
         case "dynamic":
-            return Dynamic()
+            return Dynamic(min(original, c.max_position_embeddings))
         case "llama3":
             low, high = needed("low_freq_factor"), needed("high_freq_factor")
             if low >= high:
@@ -130,15 +134,19 @@ def _yarn_attention_factor(rope: _Rope, factor: float) -> float:
     return mscale(1.0)
 
 
-def max_position(c: Config, rotary: Rotary) -> int:
-    """The tokens that the model can take.
+def max_position(c: Config, rotary: Rotary, stated: int | None = None) -> int:
+    """The tokens that the model can take. `stated` is the length after scaling, if the family's configs say it.
 
     `max_position_embeddings` is the length before scaling by a factor where a config says nothing else, as in
-    other engines; with Llama 3 scaling it is the length after it.
+    other engines; with Llama 3 scaling it is the length after it. Raises UserError if it is more than positions can count.
     """
     match rotary.scaling:
-        case Yarn(factor=factor, original_length=original):
-            return max(c.max_position_embeddings, int(original * factor))
-        case Linear(factor):
-            return int(c.max_position_embeddings * factor)
-    return c.max_position_embeddings
+        case Dynamic(original_length=original):
+            return original
+        case (Yarn() | Linear()) as scaling if stated is None:
+            length = max(c.max_position_embeddings, int(scaling.original_length * scaling.factor))
+        case _:
+            length = stated or c.max_position_embeddings
+    if length > MOST_TOKENS:
+        raise UserError(f"config.json: its rotary scaling gives {length} positions, but {MOST_TOKENS} is the most there can be")
+    return length

@@ -30,20 +30,20 @@ KEYS: dict[str, Any] = {
 Raw = tuple[np.ndarray, GGMLQuantizationType]  # a tensor's bytes (rows, bytes of a row) and their type
 
 
-def random_tensors() -> dict[str, np.ndarray]:
+def random_tensors(hidden: int = HIDDEN) -> dict[str, np.ndarray]:
     """All tensors of the model with a tied head, in float32, as Hugging Face orders their rows."""
     shapes: dict[str, tuple[int, ...]] = {
-        "token_embd": (len(TOKENS), HIDDEN),
-        "output_norm": (HIDDEN,),
-        "blk.0.attn_norm": (HIDDEN,),
-        "blk.0.attn_q": (HEADS * HEAD_DIM, HIDDEN),
-        "blk.0.attn_k": (KV_HEADS * HEAD_DIM, HIDDEN),
-        "blk.0.attn_v": (KV_HEADS * HEAD_DIM, HIDDEN),
-        "blk.0.attn_output": (HIDDEN, HEADS * HEAD_DIM),
-        "blk.0.ffn_norm": (HIDDEN,),
-        "blk.0.ffn_gate": (WIDTH, HIDDEN),
-        "blk.0.ffn_up": (WIDTH, HIDDEN),
-        "blk.0.ffn_down": (HIDDEN, WIDTH),
+        "token_embd": (len(TOKENS), hidden),
+        "output_norm": (hidden,),
+        "blk.0.attn_norm": (hidden,),
+        "blk.0.attn_q": (HEADS * HEAD_DIM, hidden),
+        "blk.0.attn_k": (KV_HEADS * HEAD_DIM, hidden),
+        "blk.0.attn_v": (KV_HEADS * HEAD_DIM, hidden),
+        "blk.0.attn_output": (hidden, HEADS * HEAD_DIM),
+        "blk.0.ffn_norm": (hidden,),
+        "blk.0.ffn_gate": (WIDTH, hidden),
+        "blk.0.ffn_up": (WIDTH, hidden),
+        "blk.0.ffn_down": (hidden, WIDTH),
     }
     random = np.random.default_rng(5)
     return {f"{name}.weight": random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGML_QUANT_SIZES, Keys
 from gguf.quants import dequantize, quantize
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.unit.checkpoint.gguf import files
+from tpserve.checkpoint import generation
 from tpserve.checkpoint.gguf import weights
-from tpserve.checkpoint.gguf.convert import convert, token_ids
+from tpserve.checkpoint.gguf.convert import convert, describe, sampling, token_ids, write_weights
 from tpserve.checkpoint.gguf.families import by_head, pairs_in_halves
 from tpserve.checkpoint.gguf.metadata import Metadata
+from tpserve.sampling import SamplingDefaults
 from tpserve.settings import UserError
 
 Kind = GGMLQuantizationType
@@ -112,6 +114,28 @@ def test_convert_writes_config_and_special_ids(tmp_path: Path, folder: Path) -> 
     assert (folder / "tokenizer.json").is_file()
 
 
+def test_sampling_parameters_of_the_makers_are_those_of_generation_config(tmp_path: Path, folder: Path) -> None:
+    given = dict(temp=0.3, top_p=0.8, top_k=20, min_p=0.05, penalty_repeat=1.1, mirostat=2)
+    path = files.write(tmp_path / "x.gguf", **{f"general__sampling__{name}": value for name, value in given.items()})
+    describe([path], folder)
+    found = generation.defaults(folder)
+    assert found == SamplingDefaults(temperature=0.3, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.1)
+    shown, missed = generation.notes(folder, found)
+    assert "temperature 0.3, top_p 0.8, top_k 20, min_p 0.05, repetition_penalty 1.1" in shown
+    assert missed.endswith("not applied: mirostat")
+
+
+def test_every_sampling_parameter_of_the_format_is_applied_or_noted(folder: Path) -> None:
+    names = [value for name, value in vars(Keys.General).items() if name.startswith("SAMPLING_")]
+    assert len(names) > 10
+    for name in names:
+        written = sampling(Metadata("x.gguf", {name: 0.5}))
+        (folder / generation.FILE).write_text(json.dumps(dict.fromkeys(written, 1)))
+        assert written.keys() <= {"xtc_threshold", "mirostat_tau", "mirostat_eta"} or generation.notes(
+            folder, generation.defaults(folder)
+        ), name  # those three do nothing by themselves
+
+
 def test_convert_with_a_head_of_its_own_is_not_tied(tmp_path: Path, folder: Path) -> None:
     head = np.zeros((len(files.TOKENS), files.HIDDEN), np.float32)
     convert([files.write(tmp_path / "x.gguf", files.random_tensors() | {"output.weight": head})], folder)
@@ -129,8 +153,9 @@ def test_convert_expands_every_block_type(tmp_path: Path, folder: Path, monkeypa
     elements, size = GGML_QUANT_SIZES[kind]
     width = 256 // elements * size
     data = np.random.default_rng(1).integers(0, 60, (files.WIDTH, width), np.uint8)  # scales in half precision stay finite
-    tensors = files.random_tensors() | {"blk.0.ffn_up.weight": (data, kind)}
-    convert([files.write(tmp_path / "x.gguf", tensors)], folder)
+    tensors = files.random_tensors(256) | {"blk.0.ffn_up.weight": (data, kind)}
+    sizes = dict(llama__embedding_length=256, llama__attention__key_length=files.HEAD_DIM)
+    convert([files.write(tmp_path / "x.gguf", tensors, **sizes)], folder)
     written = load_file(folder / "model.safetensors")[NAMES["blk.0.ffn_up.weight"]]
     assert torch.equal(written, torch.from_numpy(dequantize(data, kind)).to(written.dtype))
     assert written.abs().max() > 0
@@ -196,7 +221,7 @@ def test_convert_without_room_on_the_disk_is_refused_with_both_numbers(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage())
     needed = sum(weight.nbytes for weight in files.random_tensors().values())
     with pytest.raises(UserError, match=f"take {needed:,} bytes once converted, .* has 1,234 free; .*TPSERVE_CACHE"):
-        convert([files.write(tmp_path / "x.gguf")], folder)
+        write_weights([files.write(tmp_path / "x.gguf")], folder)
     assert not any(folder.iterdir())
 
 

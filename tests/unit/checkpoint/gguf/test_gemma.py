@@ -10,4 +10,4 @@ from tpserve.checkpoint import gguf
 
 @pytest.mark.slow
 def test_converted_gemma_has_the_known_weights() -> None:
-    packages.check(gguf.converted(gemma.gguf_path()) / "model.safetensors", gemma.WEIGHTS_SHA256)
+    packages.check(gguf.describe(gemma.gguf_path())[1]() / "model.safetensors", gemma.WEIGHTS_SHA256)

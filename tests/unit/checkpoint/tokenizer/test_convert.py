@@ -5,20 +5,31 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HfTokenizer
 
 from tests.unit.checkpoint.tokenizer.models import AS_IT_IS, SENTENCES, byte_level, entry, sentencepiece, write
 from tpserve.byte_level import BYTES
+from tpserve.checkpoint.folder import special_tokens
 from tpserve.checkpoint.tokenizer.build import SPLITS
 from tpserve.checkpoint.tokenizer.convert import convert
 from tpserve.frontend import template
 from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.settings import UserError
+
+
+class Pair(NamedTuple):
+    """One tokenizer, as we and as transformers have it."""
+
+    ours: Tokenizer
+    theirs: Any
+
 
 SPECIAL = {"600": entry("<|begin|>"), "601": entry("<|end|>"), "605": entry("<think>", special=False)}
 
@@ -79,6 +90,57 @@ def test_ids_are_those_of_the_model_between_the_tokens_that_the_config_adds(
     assert Tokenizer(made).encode("A text.", False) == ids
 
 
+@pytest.fixture(scope="module", params=[None, True, False])
+def without_legacy(request: pytest.FixtureRequest, model: bytes, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A tokenizer converted without legacy and with each `add_prefix_space`, and the same of transformers."""
+    from transformers import AddedToken, LlamaTokenizer
+
+    folder, made = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("made")
+    size = SentencePieceProcessor(model_proto=model).vocab_size()
+    settings = {"legacy": False, "add_prefix_space": request.param}
+    convert(write(folder, model, tokenizer_config=settings | {"added_tokens_decoder": {str(size): entry("<x>")}}), made)
+    content = json.loads((made / "tokenizer.json").read_text())["model"]
+    vocab = {token: id_ for token, id_ in content["vocab"].items() if id_ < size}
+    added = [AddedToken("<x>", normalized=False, special=True)]
+    theirs = LlamaTokenizer(vocab, [tuple(merge) for merge in content["merges"]], extra_special_tokens=added, **settings)
+    return Pair(Tokenizer(made), theirs)
+
+
+@given(text=st.lists(st.sampled_from(["A text.", " ", "  ", "</s>", "<x>", "un", "\n", "1"]), max_size=6).map("".join))
+def test_ids_without_legacy_are_those_of_transformers(without_legacy: Pair, text: str) -> None:
+    assert without_legacy.ours.encode(text, False) == without_legacy.theirs.encode(text, add_special_tokens=False)
+
+
+def test_prefix_is_none_where_the_config_says_so(tmp_path: Path, made: Path, model: bytes) -> None:
+    convert(write(tmp_path / "model", model, tokenizer_config={"add_prefix_space": False}), made)
+    reference = SentencePieceProcessor(model_proto=model + b"\x1a\x02\x18\x00")  # normalizer_spec.add_dummy_prefix: false
+    for text in SENTENCES:
+        assert Tokenizer(made).encode(text, False) == reference.encode(text)
+
+
+@pytest.mark.parametrize("name", ["legacy", "add_prefix_space", "add_bos_token", "add_eos_token"])
+def test_switch_that_is_none_is_refused_by_name(tmp_path: Path, made: Path, model: bytes, name: str) -> None:
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json: {name} is 'no'; it must be true or false"):
+        convert(write(tmp_path / "model", model, tokenizer_config={name: "no"}), made)
+
+
+def test_special_tokens_of_an_older_export_are_found(tmp_path: Path, made: Path, model: bytes) -> None:
+    size = SentencePieceProcessor(model_proto=model).vocab_size()
+    folder = write(
+        tmp_path / "model", model, added_tokens={"<|im_end|>": size, "<|im_start|>": size + 1, "<x>": size + 2},
+        special_tokens_map={"eos_token": {"content": "<|im_end|>"}, "additional_special_tokens": ["<|im_start|>"]},
+    )  # fmt: skip
+    convert(folder, made)
+    assert special_tokens(made) == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "<|im_end|>"}
+    assert Tokenizer(made).special_ids == {0, 1, 2, size, size + 1}
+
+
+@pytest.mark.parametrize("config", [{"eos_token": {}}, {"additional_special_tokens": 5}, {"extra_special_tokens": {"x": []}}])
+def test_special_token_without_its_text_is_refused(tmp_path: Path, made: Path, model: bytes, config: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="it must be a string or an object with its content"):
+        convert(write(tmp_path / "model", model, tokenizer_config=config), made)
+
+
 def test_tokens_are_named_by_the_config_and_else_by_the_model(tmp_path: Path, made: Path, model: bytes) -> None:
     convert(write(tmp_path / "model", model, tokenizer_config={"eos_token": "<s>", "legacy": False}), made)
     config = json.loads((made / "tokenizer_config.json").read_text())
@@ -136,6 +198,15 @@ def test_vocabulary_and_merges_give_the_ids_that_they_were_trained_with(
         assert Tokenizer(made).encode(text, True) == trained.encode(text).ids
     assert Tokenizer(made).encode("<|end|><think>", False) == [601, 605]
     assert Tokenizer(made).special_ids == {600, 601}
+
+
+def test_byte_level_tokenizer_puts_a_space_in_front_where_the_config_says_so(tmp_path: Path, made: Path) -> None:
+    trained = byte_level(split("mpt"))
+    settings = {"config": {"architectures": ["GPTNeoXForCausalLM"]}, "tokenizer_config": {"add_prefix_space": True}}
+    convert(write_vocab(tmp_path / "model", trained, **settings), made)
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for text in ("the dog", " the dog", "\n"):
+        assert Tokenizer(made).encode(text, False) == trained.encode(text).ids
 
 
 def test_token_of_the_vocabulary_that_the_config_names_is_special(tmp_path: Path, made: Path) -> None:
