@@ -137,9 +137,11 @@ def _spec(config: dict[str, Any]) -> ModelSpec:
 def _dtype(settings: Settings, config: dict[str, Any]) -> Dtype | None:
     """Of weights and KV pages; auto is what config.json says, and None where that says nothing."""
     named = settings.dtype if settings.dtype != "auto" else config.get("dtype") or config.get("torch_dtype")
-    if named is not None and str(named) not in _DTYPES:
+    if not named:
+        return None
+    if str(named) not in _DTYPES:
         raise UserError(f"config.json: dtype {named!r} is not supported; give --dtype bfloat16, half or float32")
-    return None if named is None else _DTYPES[str(named)]
+    return _DTYPES[str(named)]
 
 
 def _check_kv_cache_dtype(settings: Settings, dtype: Dtype | None) -> None:
