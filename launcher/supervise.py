@@ -158,6 +158,7 @@ class Supervisor:
     def _announce(self) -> None:
         self.state = State.SERVING
         logger.info("%s", self.timeline)
+        logger.info("%s", _capacity(self.deployment, min(self.pages)))
         self.announce()
 
     def _spawn_all(self) -> None:
@@ -354,3 +355,11 @@ class Server(Supervisor):
 def _failure_line(sender: str, failure: Failure, state: State) -> str:
     when = f"failed at step {failure.step}" if failure.step else "could not start" if state is State.STARTING else "failed"
     return f"{sender} {when}: {failure.text}"
+
+
+def _capacity(deployment: Deployment, pages: int) -> str:
+    tokens, length = pages * deployment.page_size, deployment.max_model_len
+    return (
+        f"serving {deployment.served_names[0]} in {deployment.dtype} on {deployment.device}, {deployment.settings.tp} workers:"
+        f" up to {length} tokens a request, KV cache of {tokens} tokens"
+    )

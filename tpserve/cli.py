@@ -69,7 +69,8 @@ def _launch(config: tuple[str, ...], show_config: bool, debug: bool | None, **fl
     context = click.get_current_context()
     try:
         if context.args:
-            raise UserError(f"what is {context.args[0]!r}? A model is given by --model, and a switch takes no value")
+            first = context.args[0]
+            raise UserError(f"unexpected argument {first!r}: a model is given as --model {first}, and a switch takes no value")
         given, notes = _given(config, flags | {"debug": debug})
         settings = sources.check(given)
         debug = settings.debug

@@ -31,7 +31,9 @@ def limits(settings: Settings, spec: ModelSpec, pool_tokens: int | None, device:
         raise UserError(
             f"the KV pool holds {pool_tokens} tokens, too few for a prompt and an answer; give more --kv-cache-memory"
         )
+    cut = _cut(settings, spec, length)
     length, tokens, notes = _step_tokens(settings, length, _STEP_TOKENS[device])
+    notes = cut + notes
     seqs = settings.max_num_seqs
     if tokens < seqs:
         notes += (
@@ -56,6 +58,15 @@ def _length(settings: Settings, spec: ModelSpec, pool_tokens: int | None) -> int
             " or give more --kv-cache-memory"
         )
     return wanted
+
+
+def _cut(settings: Settings, spec: ModelSpec, length: int) -> tuple[str, ...]:
+    if settings.max_model_len != "auto" or length == spec.max_position:
+        return ()
+    return (
+        f"the KV cache holds {length} tokens, so that is the most a prompt with its answer may have, of the"
+        f" {spec.max_position} that the model was made for; give more --kv-cache-memory for more",
+    )
 
 
 def _beyond(spec: ModelSpec) -> str:

@@ -73,7 +73,7 @@ class Settings(BaseModel):
     model: Annotated[
         str,
         Flag("--model", section="model", key="path"),
-        Field(min_length=1, description="Model folder, Hub id such as org/name, or 'demo'."),
+        Field(min_length=1, description="Model folder, GGUF file, Hub id such as org/name, or 'demo'."),
     ] = DEMO
     revision: Annotated[
         Annotated[str, Field(min_length=1)] | None,

@@ -150,7 +150,7 @@ def _plain_number(text: str) -> str:
     return text.removesuffix(".0").lower()
 
 
-def unknown(name: str, known: Iterable[str] = FIELDS, cutoff: float = 0.6) -> UserError:
+def unknown(name: str, known: Iterable[str] = FIELDS, cutoff: float = 0.75) -> UserError:
     """The refusal of a name that is no setting, with the nearest of the known ones, of a likeness of `cutoff` at least."""
     if is_foreign(name):
         return UserError(f"{name} is not supported yet")

@@ -65,3 +65,11 @@ def test_without_chunks_a_given_length_beyond_given_step_tokens_is_refused_by_bo
     settings = Settings(enable_chunked_prefill=False, max_num_batched_tokens=1000, max_model_len=1001)
     with pytest.raises(UserError, match=r"--max-model-len 1001 .*--max-num-batched-tokens 1000"):
         limits(settings, SPEC, None, "cpu")
+
+
+def test_automatic_length_that_the_pool_cuts_is_told_with_the_flag_that_gives_more() -> None:
+    (note,) = limits(Settings(), SPEC, 1600, "cpu").notes
+    assert note.startswith("the KV cache holds 1600 tokens")
+    assert "4096" in note
+    assert "--kv-cache-memory" in note
+    assert limits(Settings(), SPEC, 100_000, "cpu").notes == ()

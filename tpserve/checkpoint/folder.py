@@ -17,7 +17,9 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is not there and not required. Raises UserError."""
     if not path.exists():
         if required:
-            raise UserError(f"no {path.name} in {path.parent}; give a folder with config.json, tokenizer.json and safetensors")
+            ggufs = sorted(path.parent.glob("*.gguf"))
+            remedy = f"give {ggufs[0]}" if ggufs else "give a folder with config.json, tokenizer.json and safetensors"
+            raise UserError(f"no {path.name} in {path.parent}; {remedy}")
         return {}
     try:
         content = json.loads(path.read_text("utf-8"))

@@ -36,7 +36,7 @@ def describe(settings: Settings) -> Source:
     if path.suffix == ".gguf" and not path.is_dir():
         return _gguf(path)
     if path.is_file():
-        raise UserError(f"--model {model}: is a file; give a folder with config.json, tokenizer.json and safetensors")
+        raise UserError(f"--model {model}: is a file, but no .gguf; give that, or a folder with config.json and safetensors")
     if not path.is_dir():
         return _hub(settings)
     path = Path(os.path.abspath(path))  # a link keeps its name, which clients know the model by

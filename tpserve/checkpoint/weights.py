@@ -97,7 +97,7 @@ class _Loader:
         top = {param.name: param for param in family(self.spec.family).params(self.spec)}
         layer = {param.name: param for param in family(self.spec.family).layer_params(self.spec)}
         norm, head = _Parts(self, top, None).norm("norm"), self.part(top["head"], None, self.storage)
-        assert norm is not None
+        assert norm is not None, f"the family {self.spec.family} declares no norm"
         assert head is not None
         return Weights(
             embed=self._whole(top["embed"]),
@@ -108,7 +108,7 @@ class _Loader:
 
     def _layer(self, parts: _Parts) -> LayerWeights:
         attn_norm = parts.norm("attn_norm")
-        assert attn_norm is not None
+        assert attn_norm is not None, f"the family {self.spec.family} declares no attn_norm"
         return LayerWeights(
             attn_norm=attn_norm,
             wqkv=parts.product("wqkv", "wq", "wk", "wv"),

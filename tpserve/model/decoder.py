@@ -113,7 +113,7 @@ class Decoder:
 
     def _sequential_block(self, layer: int, x: Tensor, step: StepInputs, turns: Turns, pools: Tensor) -> None:
         weights = self.weights.layers[layer]
-        assert weights.mlp_norm is not None
+        assert weights.mlp_norm is not None, f"the family {self.spec.family} declares no mlp_norm"
         hidden = self._norm(x, weights.attn_norm, self.compute)
         mixed = self._reduced(x, self._attention(layer, hidden, step, turns, pools))
         self._add(x, mixed, weights.bo, weights.attn_out_norm)
