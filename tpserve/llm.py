@@ -116,6 +116,9 @@ class LLM:
             f"get_tokenizer is not supported yet; transformers.AutoTokenizer.from_pretrained({folder!r}) reads the same files"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM cannot be copied or pickled: its processes belong to this one; make another")
+
     def close(self) -> None:
         """End the engine; nothing of it is left. Calls from now on raise EngineDead."""
         self._finalizer()

@@ -97,7 +97,7 @@ def _chat_template(settings: Settings) -> str | None:
         return None
     named = f"--chat-template {settings.chat_template}"
     try:
-        source = Path(os.path.expanduser(settings.chat_template)).read_text("utf-8")
+        source = folder.read_text(Path(os.path.expanduser(settings.chat_template)))
         template.ChatTemplate(source, {})
     except OSError as error:
         raise UserError(f"{named}: {error.strerror}; give a file with a Jinja template") from None
@@ -220,6 +220,6 @@ def _notes(
         "the model names no end-of-sequence id: answers end by length or stop strings only": not stop_ids,
         f"{len(beyond)} tokens of the tokenizer, the first is {next(iter(beyond), '')!r}, are not in the model's vocabulary:"
         " prompts with them are refused": bool(beyond),
-        f"{len(unused)} tensors of the checkpoint are not used, the first is {next(iter(unused), '')}": bool(unused),
+        f"{len(unused)} tensors of the checkpoint are not used, the first is {next(iter(unused), '')!r}": bool(unused),
     }
     return [note for note, applies in notes.items() if applies]

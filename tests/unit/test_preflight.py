@@ -169,7 +169,7 @@ def test_chat_template_of_a_file_takes_the_place_of_the_models(model: Path, tmp_
     [
         ("none.jinja", None, "none.jinja: No such file or directory; give a file"),
         ("{{ messages }}", None, "{{ messages }}: No such file or directory; give a file"),
-        (".", None, "Is a directory"),
+        (".", None, "is not a regular file"),
         ("own.jinja", b"{% for %}", "own.jinja: the chat template is not valid Jinja: "),
         ("own.jinja", b"\xff", "own.jinja: 'utf-8' codec can't decode byte 0xff"),
     ],
@@ -286,7 +286,7 @@ def test_error_without_a_path_is_told_as_it_is(model: Path, monkeypatch: pytest.
     def exhausted(self: Path, *_: Any) -> str:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(Path, "read_text", exhausted)
+    monkeypatch.setattr(Path, "open", exhausted)
     assert refusal(model=str(model)) == "cannot check the model: [Errno 24] Too many open files"
 
 
@@ -294,7 +294,7 @@ def test_unreadable_file_is_refused_by_path(model: Path, monkeypatch: pytest.Mon
     def denied(self: Path, *_: Any) -> str:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_text", denied)  # root may read everything
+    monkeypatch.setattr(Path, "open", denied)  # root may read everything
     assert refusal(model=str(model)) == f"cannot read {model / 'config.json'}: Permission denied"
 
 

@@ -46,6 +46,9 @@ def converter_main(convert: Callable[..., None]) -> int:
         print(error)
         return 1
     except OSError as error:
-        print(f"cannot convert {' '.join(arguments)}: {error}")
+        print(f"cannot convert into the cache: {error}; see to the files' rights and to room, or set TPSERVE_CACHE")
+        return 1
+    except Exception as error:  # a fault of ours: the user gets a line all the same
+        print(f"cannot convert {' '.join(arguments)}: {type(error).__name__}: {error}")
         return 1
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,33 @@ from typing import Any
 from tpserve.model.families import by_architecture
 from tpserve.settings import UserError
 
+_LARGEST_TEXT = 64 * 1024**2  # bytes
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_text(path: Path) -> str:
+    """What is in a text file of bounded size. Raises OSError, UnicodeDecodeError, or UserError if it is no such file."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path} is not a regular file; give one")
+    with path.open("rb") as file:
+        data = file.read(_LARGEST_TEXT + 1)
+    if len(data) > _LARGEST_TEXT:
+        raise UserError(f"{path} is larger than {_LARGEST_TEXT} bytes, which no such file is; download it again")
+    return data.decode("utf-8")
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is not there and not required. Raises UserError."""
     if not path.exists():
+        if path.is_symlink():
+            raise UserError(f"{path} is a link that leads nowhere: incomplete download; download it again")
         if required:
             ggufs = sorted(path.parent.glob("*.gguf"))
             remedy = f"give {ggufs[0]}" if ggufs else "give a folder with config.json, tokenizer.json and safetensors"
             raise UserError(f"no {path.name} in {path.parent}; {remedy}")
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); download it again") from None
     if not isinstance(content, dict):

@@ -17,8 +17,8 @@ from tpserve.settings import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded, and our names
-_CONVERT = (
-    "only safetensors are read: convert it, where you trust it, with"
+CONVERT = (
+    "only safetensors and GGUF are read: convert it, where you trust it, with"
     " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of transformers"
 )
 
@@ -71,7 +71,7 @@ def _is_mistrals(name: str) -> bool:
 def _no_weights(folder: Path, names: Collection[str]) -> UserError:
     pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
     if pickles:
-        return UserError(f"{folder} has its weights in {pickles[0]}; {_CONVERT}")
+        return UserError(f"{folder} has its weights in {pickles[0]}; {CONVERT}")
     mistrals = sorted(filter(_is_mistrals, names))
     if mistrals:
         return UserError(f"{folder} has its weights in {mistrals[0]}, a form of Mistral's that is not read; give {SINGLE}")
@@ -143,7 +143,7 @@ def _diagnose(file: Path, error: SafetensorError) -> str:
         length = int.from_bytes(start, "little")
         header = opened.read(length) if length <= size else b""
     if start.startswith((b"\x80", b"PK\x03\x04")):  # a pickle, and the archive that torch.save puts around one
-        return f"{file} is a pickle, whatever its name says; {_CONVERT}"
+        return f"{file} is a pickle, whatever its name says; {CONVERT}"
     if start.startswith(b"version "):
         return f"{file} is a Git LFS pointer, not the weights; fetch them with git lfs pull"
     try:
@@ -152,5 +152,6 @@ def _diagnose(file: Path, error: SafetensorError) -> str:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return f"{file} with its {size} bytes is no safetensors file ({error}); download it again"
     if expected != size:
-        return f"{file} has {size} bytes, its header says {expected}: incomplete download; download it again"
+        cause = "incomplete download" if size < expected else "something was added to it"
+        return f"{file} has {size} bytes, its header says {expected}: {cause}; download it again"
     return f"{file} is no valid safetensors file ({error}); download it again"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tpserve.checkpoint import gguf, tokenizer
 from tpserve.checkpoint.demo import demo_path
+from tpserve.checkpoint.headers import CONVERT
 from tpserve.settings import DEMO, Settings, UserError
 
 
@@ -33,10 +34,12 @@ def describe(settings: Settings) -> Source:
         raise UserError(f"--revision {settings.revision}: only a Hub id has revisions, not --model {model}; leave it out")
     if model == DEMO:
         return _demo()
-    if path.suffix == ".gguf" and not path.is_dir():
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
         return _gguf(path)
     if path.is_file():
-        raise UserError(f"--model {model}: is a file, but no .gguf; give that, or a folder with config.json and safetensors")
+        raise UserError(
+            f"--model {model}: is a file, but not FILE.gguf; give that or a folder with config.json; of weights {CONVERT}"
+        )
     if not path.is_dir():
         return _hub(settings)
     path = Path(os.path.abspath(path))  # a link keeps its name, which clients know the model by

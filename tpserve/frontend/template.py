@@ -33,8 +33,8 @@ class ChatTemplate:
         self._tokens = tokens
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise UserError(f"the chat template is not valid Jinja: {error}") from None
+        except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:  # Jinja makes Python of it
+            raise UserError(f"the chat template is not valid Jinja: {str(error) or type(error).__name__}") from None
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt's text, ending where the assistant's answer begins. Raises TemplateRefusal."""
@@ -58,7 +58,7 @@ def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
     config = model_folder.tokenizer_config(folder)
     file = folder / "chat_template.jinja"
     try:
-        source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
+        source = model_folder.read_text(file) if file.exists() else config.get("chat_template")
         if isinstance(source, list):  # several, by name
             source = {entry["name"]: entry["template"] for entry in source}.get("default")
     except (OSError, UnicodeDecodeError, TypeError, KeyError) as error:
@@ -70,7 +70,10 @@ def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,  # nothing is computed before it is needed, such as "a" * 10**9
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

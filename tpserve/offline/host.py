@@ -160,6 +160,7 @@ class Life(Link):
             await self.end  # raises
         if gone.done():
             return await self._cause()
+        self._reason = _CLOSED
         self.engine.fail_all(_CLOSED)
         await self.say(Drained())
         await asyncio.wait([gone], timeout=_END_S)

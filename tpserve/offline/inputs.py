@@ -65,6 +65,8 @@ def params(given: SamplingParams | Sequence[SamplingParams], count: int) -> list
     """For each of `count` prompts its own. Raises ValueError when they are not as many."""
     if isinstance(given, SamplingParams):
         return [given] * count
+    if isinstance(given, (str, Mapping)):
+        raise TypeError(f"sampling_params: must be SamplingParams, not {type(given).__name__}")
     if len(given) != count:
         raise ValueError(f"{count} prompts, but {len(given)} SamplingParams: give one for all, or one for each")
     for one in given:

@@ -16,6 +16,10 @@ class CompletionOutput:
     token_ids: list[int]  # an end-of-sequence id included
     finish_reason: str  # "stop" or "length"
     stop_reason: str | None  # the stop string that ended it
+    # What vLLM has besides, and is not built: programs that keep all fields find them.
+    cumulative_logprob: None = None
+    logprobs: None = None
+    lora_request: None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     finished: bool = True
+    prompt_logprobs: None = None  # not built, as above
+    lora_request: None = None
+    metrics: None = None
 
 
 def completion(choice: Choice) -> CompletionOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,23 @@ def test_stop_ids_of_another_type_are_refused_by_file(tmp_path: Path, value: Any
 def test_stop_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, value: int) -> None:
     with pytest.raises(UserError, match=f"eos_token_id {value} is no id of a vocabulary of 257"):
         stop_ids(tmp_path, {"eos_token_id": [2, value]})
+
+
+def test_link_that_leads_nowhere_is_an_incomplete_download(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"generation_config\.json is a link that leads nowhere: incomplete download"):
+        folder.read_json(tmp_path / "generation_config.json", required=False)
+
+
+def test_text_of_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(UserError, match=f"{path} is not a regular file"):
+            folder.read_text(path)
+
+
+def test_text_beyond_any_such_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(UserError, match="larger than"):
+        folder.read_json(tmp_path / "config.json")

@@ -155,7 +155,7 @@ def test_pickles_alone_are_refused_with_how_to_convert(model: Path, name: str) -
     (model / FILE).rename(model / name)
     text = refusal(model)
     assert name in text
-    assert "only safetensors are read: convert it" in text
+    assert "only safetensors and GGUF are read: convert it" in text
 
 
 class _Payload:

@@ -119,3 +119,15 @@ def test_configuration_that_is_no_object_is_a_users_error(tmp_path: Path, conten
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(UserError, match=rf"^{tmp_path}/tokenizer_config\.json .*; download it again"):
         template.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source", ["{% break %}", "{% if 1 %}" * 150 + "{% endif %}" * 150, "{{" + "(" * 3000 + ")" * 3000 + "}}"]
+)
+def test_template_of_which_python_makes_nothing_is_refused(source: str) -> None:
+    with pytest.raises(UserError, match="the chat template is not valid Jinja: "):
+        ChatTemplate(source, {})
+
+
+def test_template_is_not_computed_before_it_is_used() -> None:
+    ChatTemplate("{{ 9 ** 9 ** 9 }}{{ 'a' * 10 ** 11 }}", {})

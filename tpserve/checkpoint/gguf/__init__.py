@@ -12,6 +12,7 @@ from tpserve.checkpoint.cache import cache_dir, key, make_once, superseded
 from tpserve.checkpoint.converter import run_converter
 from tpserve.settings import UserError
 
+_LONGEST_NAME = 128  # bytes, of the 255 that a file system may take
 _VERSION = 2  # of what is written: raise it when the same file would now give another folder
 
 
@@ -22,7 +23,8 @@ def describe(path: Path) -> tuple[Path, Callable[[], Path]]:
     not there, is incomplete, or holds what is not supported.
     """
     parts = _parts(path)
-    folder = cache_dir() / "gguf" / f"{model_name(path)}-{key(_VERSION, parts)}"
+    name = model_name(path).encode()[:_LONGEST_NAME].decode(errors="ignore")
+    folder = cache_dir() / "gguf" / f"{name}-{key(_VERSION, parts)}"
 
     def make(stage: str, partial: Path) -> None:
         run_converter("tpserve.checkpoint.gguf", stage, *parts, partial)
@@ -30,7 +32,6 @@ def describe(path: Path) -> tuple[Path, Callable[[], Path]]:
     def make_weights(partial: Path) -> None:
         for other in superseded(folder):
             print(f"{other} is of an earlier {path}; remove it if no server needs it any more", file=sys.stderr)
-        print(f"converting {path} into {folder}", file=sys.stderr)
         make("weights", partial)
 
     make_once(folder, lambda partial: make("description", partial), path.name)
@@ -44,8 +45,10 @@ def model_name(path: Path) -> str:
 
 def _split(path: Path) -> tuple[str, int]:
     """The name of the whole, and of how many files it is: llama-00001-of-00003.gguf -> llama, 3."""
-    found = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})", path.stem)
-    return (found[1], int(found[2])) if found else (path.stem, 1)
+    found = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})", path.stem)
+    if found is None or not 1 <= int(found[2]) <= int(found[3]):
+        return path.stem, 1
+    return found[1], int(found[3])
 
 
 def _parts(path: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def write_weights(parts: Sequence[Path], folder: Path) -> None:
     """The second half of `convert`: the weights. Raises UserError also if the disk has no room."""
     metadata, plan = _plan(parts)
     weights.check_room(plan, metadata.file, folder)
+    print(f"converting {metadata.file} into {folder.parent}", file=sys.stderr)
     weights.write(plan, folder)
 
 

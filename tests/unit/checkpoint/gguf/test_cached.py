@@ -131,9 +131,7 @@ def test_folders_of_earlier_states_of_the_file_are_named_when_a_new_one_is_made(
     capsys.readouterr()
     os.utime(path, ns=(1, 1))
     both(path)
-    earlier, converting = capsys.readouterr().err.splitlines()
-    assert earlier == f"{first} is of an earlier {path}; remove it if no server needs it any more"
-    assert converting.startswith("converting")
+    assert capsys.readouterr().err == f"{first} is of an earlier {path}; remove it if no server needs it any more\n"
     both(path)
     assert capsys.readouterr().err == ""
 
@@ -194,3 +192,24 @@ def test_converter_whose_parent_has_died_writes_nothing(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"")
     assert not any(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("m-00001-of-00000.gguf", "m-00001-of-00000"),
+        ("m-00002-of-00001.gguf", "m-00002-of-00001"),
+        ("m-00000-of-00002.gguf", "m-00000-of-00002"),
+        ("m-00002-of-00002.gguf", "m"),
+    ],
+)
+def test_number_that_is_no_part_belongs_to_the_name(name: str, expected: str) -> None:
+    assert gguf.model_name(Path(name)) == expected
+
+
+@pytest.mark.parametrize("name", ["n" * 240, "é" * 124])
+def test_file_with_a_long_name_has_a_folder_all_the_same(tmp_path: Path, runs: list[list[str]], name: str) -> None:
+    path = tmp_path / f"{name}.gguf"
+    path.write_text("one")
+    described, _ = both(path)
+    assert described.is_dir()
