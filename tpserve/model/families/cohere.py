@@ -31,12 +31,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     rotary = rope.rotary(c, theta=500_000.0)
     return ModelSpec(
         family="cohere",
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.kv_heads,
-        head_dim=c.head_size,
-        intermediate_size=c.intermediate_size,
+        **c.sizes(),
         layers=(LayerSpec(rotary),) * c.num_hidden_layers,
         norm="layer",
         norm_eps=c.layer_norm_eps,
@@ -48,7 +43,6 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         attention_out_bias=c.attention_bias,
         mlp_bias=False,
         attention_scale=c.head_size**-0.5,
-        tied=c.tie_word_embeddings,
         max_position=rope.max_position(c, rotary, c.model_max_length),
         logit_scale=c.logit_scale,
     )

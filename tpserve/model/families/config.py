@@ -61,6 +61,18 @@ class Config(BaseModel):
             raise UserError(f"config.json: head_dim {size} is odd; rotary position embedding needs pairs")
         return size
 
+    def sizes(self) -> dict[str, Any]:
+        """The fields of `ModelSpec` that all families take from their config alike."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_attention_heads,
+            "num_kv_heads": self.kv_heads,
+            "head_dim": self.head_size,
+            "intermediate_size": self.intermediate_size,
+            "tied": self.tie_word_embeddings,
+        }
+
 
 C = TypeVar("C", bound=Config)
 

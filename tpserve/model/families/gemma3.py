@@ -63,12 +63,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     rotaries = _rotaries(c)
     return ModelSpec(
         family="gemma3",
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.kv_heads,
-        head_dim=c.head_size,
-        intermediate_size=c.intermediate_size,
+        **c.sizes(),
         layers=tuple(LayerSpec(rotaries[kind], window) for kind, window in zip(c.types, windows(c, c.types, c.sliding_window))),
         norm="rms",
         norm_eps=c.rms_norm_eps,
@@ -80,7 +75,6 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         attention_out_bias=c.attention_bias,
         mlp_bias=False,
         attention_scale=c.query_pre_attn_scalar**-0.5,
-        tied=c.tie_word_embeddings,
         # scaled already where there is scaling
         max_position=min(rope.max_position(c, rotary, c.max_position_embeddings) for rotary in rotaries.values()),
         embed_scale=c.hidden_size**0.5,

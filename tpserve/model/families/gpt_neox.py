@@ -35,12 +35,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     rotary = rope.rotary(c, theta=c.rotary_emb_base, partial=c.rotary_pct)
     return ModelSpec(
         family="gpt_neox",
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.num_attention_heads,
-        head_dim=c.head_size,
-        intermediate_size=c.intermediate_size,
+        **c.sizes(),
         layers=(LayerSpec(rotary),) * c.num_hidden_layers,
         norm="layer",
         norm_eps=c.layer_norm_eps,
@@ -52,7 +47,6 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         attention_out_bias=c.attention_bias,
         mlp_bias=True,
         attention_scale=c.head_size**-0.5,
-        tied=c.tie_word_embeddings,
         max_position=rope.max_position(c, rotary),
     )
 

@@ -25,12 +25,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     rotary = rope.rotary(c, theta=10_000.0)
     return ModelSpec(
         family="llama",
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.kv_heads,
-        head_dim=c.head_size,
-        intermediate_size=c.intermediate_size,
+        **c.sizes(),
         layers=(LayerSpec(rotary),) * c.num_hidden_layers,
         norm="rms",
         norm_eps=c.rms_norm_eps,
@@ -42,7 +37,6 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         attention_out_bias=c.attention_bias,
         mlp_bias=c.mlp_bias,
         attention_scale=c.head_size**-0.5,
-        tied=c.tie_word_embeddings,
         max_position=rope.max_position(c, rotary),
     )
 

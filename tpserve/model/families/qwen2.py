@@ -39,12 +39,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     rotary = rope.rotary(c, theta=10_000.0)
     return ModelSpec(
         family="qwen2",
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.kv_heads,
-        head_dim=c.head_size,
-        intermediate_size=c.intermediate_size,
+        **c.sizes(),
         layers=tuple(LayerSpec(rotary, window) for window in c.windows()),
         norm="rms",
         norm_eps=c.rms_norm_eps,
@@ -56,6 +51,5 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         attention_out_bias=False,
         mlp_bias=False,
         attention_scale=c.head_size**-0.5,
-        tied=c.tie_word_embeddings,
         max_position=rope.max_position(c, rotary),
     )
