@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from pydantic import BaseModel
 
-from tpserve.child import SIGNALS, Charge
-from tpserve.interpreter import command, environment
+from tpserve.child import Charge
+from tpserve.interpreter import command, environment, signals_wait
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,8 @@ def spawn(charge: Charge, inherited: tuple[int, ...] = ()) -> Child:
     Must be called from the launcher's main thread: the parent-death signal follows the thread.
     """
     named = (fd for fd in (charge.board_fd, charge.listen_fd, charge.shm_fd) if fd is not None)
-    # Until the child has said what signals mean to it, they wait: `child.begin` lets them in.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
+    with signals_wait():
         process = interpreter(f"tpserve.{charge.role}", charge, (*named, *inherited), _variables(charge))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return Child(charge, process, os.pidfd_open(process.pid))
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 
-from tpserve.child import SIGNALS
+from tpserve.interpreter import SIGNALS
 
 
 @contextlib.contextmanager

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict
 from tpserve import log
 from tpserve.board import Board, Writer
 from tpserve.deployment import Deployment
+from tpserve.interpreter import signals_are_ignored
 from tpserve.messages import Failure, Message, Started, decode, encode
 from tpserve.settings import UserError
 
 _PR_SET_PDEATHSIG = 1
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the launcher's to act on
 
 
 class Seat(BaseModel):
@@ -89,10 +89,7 @@ def begin(argv: list[str]) -> Charge:
         charge = Charge.model_validate_json(file.read())
     setproctitle.setproctitle(f"tpserve: {charge.title}")
     log.setup(charge.title, charge.deployment.settings.log_level)
-    # The terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the launcher decides what they mean.
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before the process began
+    signals_are_ignored()
     if charge.role != "frontend":
         die_with_parent(charge.launcher_pid)
     return charge

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from tpserve import log
 from tpserve.child import die_with_parent
-from tpserve.interpreter import command, environment
+from tpserve.interpreter import command, environment, signals_are_ignored, signals_wait
 from tpserve.settings import UserError
 
 
@@ -23,13 +22,20 @@ def run_converter(module: str, *arguments: str | Path) -> None:
     log.fill_standard_streams()  # so that the pipe to come is none of them
     line = command(module, *map(str, arguments), str(os.getpid()))
     try:
-        result = subprocess.run(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment(), text=True, check=False
-        )
+        with signals_wait():
+            process = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment(), text=True
+            )
     except OSError as error:  # no processes or no memory left
         raise UserError(f"cannot run {module}: {error}") from error
-    if result.returncode:
-        raise UserError(" ".join(result.stdout.split()) or f"{module} ended with exit status {result.returncode}")
+    with process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:  # Ctrl-C, or the launcher's end
+            process.kill()
+            raise
+    if process.returncode:
+        raise UserError(" ".join(output.split()) or f"{module} ended with exit status {process.returncode}")
 
 
 def converter_main(convert: Callable[..., None]) -> int:
@@ -38,7 +44,7 @@ def converter_main(convert: Callable[..., None]) -> int:
     Why it failed is printed on stdout.
     """
     *arguments, parent = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process and cleans up
+    signals_are_ignored()
     die_with_parent(int(parent))
     try:
         convert(*arguments)
