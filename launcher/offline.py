@@ -65,7 +65,7 @@ def main(order: Order) -> int:
     """Run workers and coordinator until the parent ends or says so; returns the exit status."""
     timeline = Timeline()
     deployment = order.deployment
-    log.setup("launcher", deployment.settings.log_level)
+    log.setup("launcher", deployment.settings.log_level, deployment.settings.log_format)
     for note in deployment.notes:
         logger.warning("%s", note)
     with begun(lambda: rundir.RunDir(Path(order.run_dir), order.lock_fd)) as run:

@@ -15,7 +15,21 @@ from tests.zygote import Worker, zygote
 from tpserve import board
 from tpserve.child import Charge
 from tpserve.deployment import Deployment
-from tpserve.messages import Failure, Hello, Loaded, Logits, Message, Ready, Row, Serve, StepPlan, StepResult, decode, encode
+from tpserve.messages import (
+    Failure,
+    Hello,
+    Loaded,
+    Logits,
+    Message,
+    Ready,
+    Row,
+    SampleMasks,
+    Serve,
+    StepPlan,
+    StepResult,
+    decode,
+    encode,
+)
 from tpserve.parallel import segment
 
 LIMIT_S = 60.0
@@ -27,14 +41,17 @@ class WorkerFailed(Exception):
 
 
 def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | None = None) -> StepPlan:
-    """A plan of rows given as dicts: slot, and of count, flags, pages, ids, and for FIRST rows start, parameters, past."""
+    """A plan of rows given as dicts: slot, and of count, flags, pages, ids, and for FIRST rows start, parameters, past
+    and so on, for SCORE rows targets.
+    """
     first = [row for row in rows if row["flags"] & Row.FIRST]
+    scored = [row for row in rows if row["flags"] & Row.SCORE]
 
     def of(name: str, dtype: str, default: Any = 0, among: list[dict[str, Any]] = rows) -> np.ndarray:
         return np.array([row.get(name, default) for row in among], dtype)
 
-    def flat(name: str) -> np.ndarray:
-        return np.array([x for row in rows for x in row.get(name, ())], "<i4")
+    def flat(name: str, dtype: str = "<i4") -> np.ndarray:
+        return np.array([x for row in rows for x in row.get(name, ())], dtype)
 
     def sizes(name: str, among: list[dict[str, Any]]) -> np.ndarray:
         return np.array([len(row.get(name, ())) for row in among], "<u4")
@@ -58,8 +75,18 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
         presence_penalties=of("presence_penalty", "<f4", 0.0, first),
         frequency_penalties=of("frequency_penalty", "<f4", 0.0, first),
         prompt_counts=of("prompt_count", "<u4", 0, first),
+        logprobs=of("logprobs", "<i4", -1, first),
+        min_lens=of("min_len", "<u4", 0, first),
         past_counts=sizes("past", first),
+        bias_counts=sizes("bias_ids", first),
+        stop_counts=sizes("stop_ids", first),
         past=flat("past"),
+        bias_ids=flat("bias_ids"),
+        bias_values=flat("bias_values", "<f4"),
+        stop_ids=flat("stop_ids"),
+        target_counts=sizes("targets", scored),
+        target_tops=of("target_top", "<u4", 0, scored),
+        targets=flat("targets"),
         copy_from=np.array([a for a, _ in copies or ()], "<i4"),
         copy_to=np.array([b for _, b in copies or ()], "<i4"),
     )
@@ -132,6 +159,15 @@ class WorkerGroup:
             self.plans.send_multipart([str(rank).encode(), data])
         self.next_step += 1
         return step_plan.step
+
+    def send_masks(self, step: int, allowed: list[list[int]]) -> None:
+        """The ids that each MASKED row of the step may sample."""
+        bits = np.zeros((len(allowed), -(-self.deployment.spec.vocab_size // 32) * 32), bool)
+        for row, ids in zip(bits, allowed):
+            row[ids] = True
+        words = np.packbits(bits, axis=1, bitorder="little").view("<u4").reshape(-1)
+        for rank in range(self.size):
+            self.plans.send_multipart([str(rank).encode(), encode(SampleMasks(step, words), EPOCH)])
 
     def receive(self, step: int, logits_rows: int = 0) -> Answer:
         """Wait for a step's result and for the logits of so many rows from every rank."""

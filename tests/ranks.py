@@ -13,11 +13,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from tpserve.messages import Scores
 from tpserve.parallel import segment
 from tpserve.parallel.backends import Kind, open_collectives
 from tpserve.parallel.collectives import Collectives
+from tpserve.parallel.partition import Span
 from tpserve.worker.filters import least_logits
 from tpserve.worker.sampler import Sampler, SamplingRows
+from tpserve.worker.scores import of_targets
 
 LIMIT_S = 60.0  # how long anything may take, if no group is told otherwise
 
@@ -161,10 +164,33 @@ def sample(
     out: list[np.ndarray | str] = []
     for step, (logits, rows) in enumerate(steps, 1):
         try:
-            out.append(sampler.sample(_part(member, logits, starts), rows, step, b"plan %d" % step).numpy())
+            part = _part(member, logits, starts)
+            ids, _ = sampler.sample(part, rows, step, b"plan %d" % step, part[rows.logprobs >= 0])
+            out.append(ids.numpy())
         except RuntimeError as error:
             return [*out, f"{type(error).__name__}: {error}"]
     return out
+
+
+def score(
+    member: _Member, logits: np.ndarray, raw: np.ndarray, rows: SamplingRows, starts: Sequence[int]
+) -> tuple[np.ndarray, Scores]:
+    """One step's ids and scores; `raw` are the whole logits before they were changed to `logits`."""
+    sampler, part = Sampler(member.collectives, starts[member.rank]), _part(member, raw, starts)
+    ids, scores = sampler.sample(_part(member, logits, starts), rows, 1, b"", part[rows.logprobs >= 0])
+    return ids.numpy(), scores
+
+
+def score_targets(
+    member: _Member, logits: np.ndarray, targets: np.ndarray, tops: np.ndarray, starts: Sequence[int]
+) -> tuple[Scores, int]:
+    """The scores of targets, a row of the whole logits before each, and the gathers that they took."""
+    start, stop = [*starts, logits.shape[1]][member.rank :][:2]
+    gathers = member.collectives.all_gathers
+    hidden = torch.arange(len(logits))
+    whole = torch.from_numpy(logits)
+    scores = of_targets(lambda rows: whole[rows, start:stop], hidden, targets, tops, Span(start, stop), member.collectives)
+    return scores, member.collectives.all_gathers - gathers
 
 
 def least(member: _Member, logits: np.ndarray, starts: Sequence[int], limits: Sequence[np.ndarray]) -> np.ndarray:

@@ -88,7 +88,7 @@ def begin(argv: list[str]) -> Charge:
     with open(int(argv[1]), "rb") as file:
         charge = Charge.model_validate_json(file.read())
     setproctitle.setproctitle(f"tpserve: {charge.title}")
-    log.setup(charge.title, charge.deployment.settings.log_level)
+    log.setup(charge.title, charge.deployment.settings.log_level, charge.deployment.settings.log_format)
     signals_are_ignored()
     if charge.role != "frontend":
         die_with_parent(charge.launcher_pid)

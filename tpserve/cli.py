@@ -43,7 +43,7 @@ def _open_standard_streams() -> None:
 def _usage(error: click.UsageError) -> str:
     if error.ctx is None or error.ctx.command is app:
         return f"{error.message.rstrip('.')}. The command is: tpserve launch --model MODEL"
-    if isinstance(error, click.NoSuchOption):
+    if isinstance(error, click.NoSuchOption) and error.ctx.command.name == "launch":
         return str(spellings.unknown(error.option_name, error.possibilities or ()))
     return error.format_message()
 
@@ -101,7 +101,7 @@ def _serve(settings: Settings, notes: list[str]) -> int:
         from launcher.supervise import supervise
         from launcher.timeline import Timeline
 
-        logger = log.setup("launcher", settings.log_level)
+        logger = log.setup("launcher", settings.log_level, settings.log_format)
         for note in (*notes, *deployment.notes):
             logger.warning("%s", note)
         try:
@@ -127,6 +127,27 @@ def _signals_unwind() -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is end:
                 signal.signal(number, handler)
+
+
+@app.command(context_settings=_HELP)
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Address of the server.")
+@click.option("--model", help="One of the models that it serves; default: the first.")
+@click.option("--system", default="", metavar="TEXT", help="System message: who the model is to be.")
+@click.option("--api-key", envvar="TPSERVE_API_KEY", help="Its key; better in TPSERVE_API_KEY: others see command lines.")
+@click.option("--temperature", type=float, help="How free the choice of words is, 0 being none; default: the server's.")
+@click.option("--max-tokens", type=int, help="Most tokens of an answer; default: the room left.")
+def chat(url: str, model: str | None, system: str, api_key: str | None, **parameters: float | None) -> int:
+    """Talk with a model of a running server.
+
+    Where stdin is no terminal, all of it is one question, and stdout gets the answer alone.
+    """
+    from tpserve.chat.conversation import Conversation
+    from tpserve.chat.server import Server
+    from tpserve.chat.terminal import talk
+
+    server = Server(url, api_key)
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return talk(server, Conversation(server.choose(model), system, given))
 
 
 _CONFIG = click.Option(["--config"], multiple=True, metavar="FILE", help="YAML file of settings, see configs/.")

@@ -152,3 +152,18 @@ def _array(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:
 def _fields(kind: type) -> list[_Field]:
     hints = get_type_hints(kind, include_extras=True)
     return [(field.name, *_codec(hints[field.name])) for field in fields(kind)]
+
+
+def same_length(message: object, *names: str) -> None:
+    """Raise MessageError unless these fields are of one length."""
+    lengths = {name: len(getattr(message, name)) for name in names}
+    if len(set(lengths.values())) > 1:
+        raise MessageError(f"{type(message).__name__}: lengths differ: {lengths}")
+
+
+def adds_up(message: object, **flat: str) -> None:
+    """Raise MessageError unless each of these fields is as long as the numbers in the field named before it make."""
+    for counts, ids in flat.items():
+        said, there = int(getattr(message, counts).sum()), len(getattr(message, ids))
+        if said != there:
+            raise MessageError(f"{type(message).__name__}: {counts} make {said}, {ids} has {there}")

@@ -16,7 +16,7 @@ import yaml
 
 from tpserve import spellings
 from tpserve.settings import Section, Settings, UserError
-from tpserve.sources import Given, takes_several
+from tpserve.sources import Given, shown, takes_several
 from tpserve.spellings import FIELDS, FLAGS
 
 _LARGEST = 64 * 1024  # bytes: several times what all settings take with comments
@@ -50,23 +50,26 @@ def show(settings: Settings, given: dict[str, Given]) -> str:
     """A config file of all settings, with a comment behind each that says where it comes from."""
     lines = []
     for section in _SECTIONS:
-        shown = [field for field, flag in FLAGS.items() if flag.section == section and not flag.hidden]
-        lines += [f"{section}:", *(_line(field, settings, given) for field in shown)]
+        fields = [field for field, flag in FLAGS.items() if flag.section == section and not flag.hidden]
+        lines += [f"{section}:", *(_line(field, settings, given) for field in fields)]
     return "\n".join(lines)
 
 
 def _line(field: str, settings: Settings, given: dict[str, Given]) -> str:
     source = given[field].source if field in given else "default"
     source = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in source)  # it may be any file name
-    return f"  {_NAMES[field]}: {_yaml(getattr(settings, field))}".ljust(_COLUMN) + f"  # {source}"
+    value = getattr(settings, field)
+    if FLAGS[field].is_secret:
+        value = tuple(shown(field, one) for one in value)
+    return f"  {_NAMES[field]}: {_yaml(value)}".ljust(_COLUMN) + f"  # {source}"
 
 
 def _yaml(value: object) -> str:
     """The value in one line, without what YAML takes for the end of a line, such as U+0085."""
     text = "".join(value) if isinstance(value, tuple) else str(value)
     style = None if text.isprintable() else '"'
-    shown = yaml.safe_dump([value], default_style=style, default_flow_style=True, width=math.inf, allow_unicode=True)
-    return str(shown).strip()[1:-1]
+    dumped = yaml.safe_dump([value], default_style=style, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return str(dumped).strip()[1:-1]
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,8 @@ def _take(entry: _Entry, given: dict[str, Given]) -> str | None:
     several = takes_several(field) and isinstance(entry.node, yaml.SequenceNode)
     values = [_scalar(entry.key, node) for node in (entry.node.value if several else [entry.node])]
     text = ", ".join(values)
-    given[field] = Given(values if takes_several(field) else text, entry.where, f"{entry.where}: {entry.key}: {text:.100}")
+    written = f"{entry.where}: {entry.key}: {shown(field, text):.100}"
+    given[field] = Given(values if takes_several(field) else text, entry.where, written)
     return None
 
 

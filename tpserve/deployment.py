@@ -14,12 +14,23 @@ from tpserve.sampling import SamplingDefaults
 from tpserve.settings import Settings
 
 
+class ApiKey(BaseModel):
+    """A client's key, and what its requests are granted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digest: str  # SHA-256, in hexadecimal
+    name: str
+    priority: int  # the most urgent that its requests can have; lower is more urgent
+    max_wait_s: float  # the longest that they wait for a place; 0 is no limit
+
+
 class Deployment(BaseModel):
     """Resolved values. `num_pages` is None where only a loaded device can tell (CUDA)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    settings: Settings
+    settings: Settings  # without the keys that clients send
     model_path: str  # folder with the weights
     tokenizer_path: str  # folder with tokenizer.json and the chat template
     served_names: tuple[str, ...]  # the first is the model's id
@@ -34,5 +45,6 @@ class Deployment(BaseModel):
     stop_ids: tuple[int, ...]  # end-of-sequence ids
     sampling: SamplingDefaults = SamplingDefaults()  # of requests that leave these parameters out
     chat_template: str | None = None  # Jinja that takes the place of the model's own
+    keys: tuple[ApiKey, ...] = ()  # none: any client may connect
     threads_per_rank: int
     notes: tuple[str, ...] = ()  # what the user should know, one line each

@@ -26,10 +26,10 @@ def reserve(settings: Settings) -> socket.socket:
     Raises UserError if the address cannot be had, or the settings do not permit it.
     """
     host, port = settings.host, settings.port
-    if not is_loopback(host) and not settings.allow_no_key:
+    if not (is_loopback(host) or settings.allow_no_key or settings.api_key or settings.api_key_file):
         raise UserError(
             f"--host {host!r}: any client that reaches this machine could use the server;"
-            " permit that with --allow-no-key, or give 127.0.0.1"
+            " ask for keys with --api-key-file, permit that with --allow-no-key, or give 127.0.0.1"
         )
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

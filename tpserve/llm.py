@@ -11,11 +11,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from tpserve import preflight
-from tpserve.frontend import schema, template
+from tpserve.frontend import neutral, schema, template
 from tpserve.frontend.errors import ApiError, InvalidRequest, Unavailable
 from tpserve.frontend.prompts import PromptMaker
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.offline import inputs
 from tpserve.offline.host import EngineDead, Host
 from tpserve.offline.inputs import Conversation, Prompt
@@ -24,6 +25,7 @@ from tpserve.offline.keywords import to_settings
 from tpserve.offline.outputs import RequestOutput
 from tpserve.offline.params import SamplingParams
 from tpserve.offline.progress import progress_bar
+from tpserve.tokenizer import Tokenizer
 
 _Asked = TypeVar("_Asked")
 
@@ -68,7 +70,7 @@ class LLM:
         def question(prompt: str | list[int], fields: dict[str, Any]) -> Question:
             request = schema.completion_request({"prompt": prompt, **fields}, self._seed(), self._vocab_size)
             (ids,) = maker.prompts(request)
-            return Question(request, prompt if isinstance(prompt, str) else None, ids)
+            return self._question(request, prompt if isinstance(prompt, str) else None, ids)
 
         return self._run("prompts", inputs.prompts(prompts), sampling_params, question, use_tqdm)
 
@@ -86,8 +88,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """As `generate`, of one conversation or many; each is a list of {"role": ..., "content": ...}.
 
-        `chat_template` is Jinja in place of the model's own. The keywords after it are checked as in an HTTP body, where
-        their defaults are all that is supported yet.
+        `chat_template` is Jinja in place of the model's own; the keywords after it are as in an HTTP body. The answer is the
+        text as the model wrote it: calls of tools and reasoning are left in it.
         """
         maker = self._prompt_maker(chat_template)
         fields = {
@@ -98,10 +100,11 @@ class LLM:
         }
 
         def question(conversation: Conversation, parameters: dict[str, Any]) -> Question:
-            body = {**fields, **parameters, "messages": [*conversation]}
+            logprobs = {"logprobs": parameters["logprobs"] is not None, "top_logprobs": parameters["logprobs"]}
+            body = {**fields, **parameters, **logprobs, "messages": [*conversation]}
             request = schema.chat_request(body, self._seed(), self._vocab_size)
-            text = maker.render(request.messages or ())
-            return Question(request, text, maker.from_text(text, "messages", add_special_tokens=False))
+            text = maker.render(request)
+            return self._question(request, text, maker.from_text(text, "messages", request.add_special_tokens))
 
         return self._run("messages", inputs.conversations(messages), sampling_params, question, use_tqdm)
 
@@ -137,6 +140,13 @@ class LLM:
         """Of a prompt whose parameters have none: another one each time, so that equal prompts get different answers."""
         return self._seeds.getrandbits(64)
 
+    def _question(self, request: schema.GenerateRequest, text: str | None, ids: np.ndarray) -> Question:
+        """Raises InvalidRequest."""
+        if request.ignored:
+            raise neutral.refuse(request.ignored[0], ())
+        request.check([ids], self._deployment.max_model_len)
+        return Question(request, text, ids)
+
     def _prompt_maker(self, chat_template: str | None = None) -> PromptMaker:
         source = self._deployment.chat_template if chat_template is None else chat_template
         chosen = template.load(Path(self._deployment.tokenizer_path), source)
@@ -163,7 +173,7 @@ class LLM:
             for _ in jobs:
                 _check(ended.get(), name)
                 bar.update()
-        return [job.output(next(self._numbers)) for job in jobs]
+        return [job.output(next(self._numbers), self._tokenizer) for job in jobs]
 
 
 def _check(job: Job, name: str) -> None:

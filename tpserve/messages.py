@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
-from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, MessageError, U8s, U16s, U32s, U64s
+from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, MessageError, U8s, U16s, U32s, U64s, adds_up, same_length
 
 
 class Row(enum.IntFlag):
@@ -17,6 +18,8 @@ class Row(enum.IntFlag):
     FIRST = 2  # first chunk of a slot: the slot's old state is dropped, its parameters are in the plan
     FROM_SLOT = 4  # the input is the id that the slot sampled last (count is 1)
     LOGITS = 8  # every rank answers with its slice of the logits of all the row's tokens
+    MASKED = 16  # sampled under a grammar: the ids allowed come in the step's `SampleMasks`
+    SCORE = 32  # logprobs of ids that are given are wanted: the row's `targets`
 
 
 class Finish(enum.IntEnum):
@@ -26,6 +29,16 @@ class Finish(enum.IntEnum):
     STOP = 1  # the id is an end-of-sequence or stop id
     LENGTH = 2
     ERROR = 3  # the logits were not finite; the id of that entry is -1
+    COMPLETE = 4  # nothing can follow the id under the grammar; the id belongs to the answer
+    TOO_COMPLEX = 5  # the grammar took more work than is allowed
+
+
+class Refusal(enum.IntEnum):
+    """Why a request is not served."""
+
+    NEVER = 0  # it cannot be, at any time
+    QUEUE_FULL = 1
+    WAITED = 2  # too long
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,23 +62,57 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Logprobs at some positions, of the raw logits. Position p has `counts[p]` entries of `ids` and `logprobs`
+    (flat, in order): the id that stands there, then the likeliest ids, best first; none where they are not wanted.
+    """
+
+    counts: U16s
+    ids: I32s
+    logprobs: F32s
+
+    def __post_init__(self) -> None:
+        same_length(self, "ids", "logprobs")
+        if int(self.counts.sum()) != len(self.ids):
+            raise MessageError(f"Scores: {len(self.ids)} entries, where the positions have {int(self.counts.sum())}")
+
+
+NO_SCORES = Scores(np.empty(0, "<u2"), np.empty(0, "<i4"), np.empty(0, "<f4"))
+
+
 # frontend -> coordinator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """A request. `choices` are the indices to generate; `generated[i]` the ids that choice already has."""
+    """A prompt and its choices. `choices` are the indices to generate; `generated[i]` the ids that choice already has.
+
+    Of `logprobs` and `prompt_logprobs`, -1 is none and k the k likeliest ids beside the one that stands there.
+    Submits with the same `group` are one request of a client's, which is queued and refused as a whole.
+    """
 
     request: U64
+    group: U64
     prompt: I32s
     choices: U16s
     generated: list[I32s]
     max_tokens: U32  # per choice, counted from the prompt's end
+    min_tokens: U32  # before which no stop id is sampled
     stop_ids: I32s
     sampling: Sampling
+    bias_ids: I32s  # what is added to these ids' logits: `bias_values`
+    bias_values: F32s
+    logprobs: I32
+    prompt_logprobs: I32
+    grammar: str  # for llguidance; "" is none
+    priority: I32  # the lower runs first, under the policy that heeds it
+    max_wait_s: float  # in the queue; 0 is no limit
+    cache_salt: str  # prefixes are shared only between requests with the same
 
     def __post_init__(self) -> None:
-        _same_length(self, "choices", "generated")
+        same_length(self, "choices", "generated")
+        same_length(self, "bias_ids", "bias_values")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +130,16 @@ class Abort:
 class StepPlan:
     """One step for all ranks. Arrays are parallel per row unless said otherwise.
 
-    A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row
-    order) are appended to the slot's page table before the step. `ids` (flat, in row order) holds the
-    input ids of the rows that are not FROM_SLOT. Those from `starts` to `past_counts` have one entry per
-    FIRST row: the position of the row's first token (a prefix hit precedes it), the slot's parameters, and
-    of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row order) are all
-    that the slot has, its prompt's first; none where its parameters do not look back. Pages `copy_to` are
+    A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row order) are appended to the
+    slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT. Those
+    from `starts` to `stop_counts` have one entry per FIRST row: the position of the row's first token (a prefix hit precedes
+    it), the slot's parameters, and of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row
+    order) are all that the slot has, its prompt's first; none where its parameters do not look back. `bias_counts[f]` of
+    `bias_ids` have `bias_values` added to their logits. At positions before `min_lens[f]`, `stop_counts[f]` of the ids in
+    `stop_ids` are not sampled. `logprobs[f]` is as in `Submit`.
+
+    `target_counts` and `target_tops` have one entry per SCORE row: the first so many of the row's tokens have the next ids in
+    `targets` (flat, in row order), whose logprobs are wanted beside those of so many likeliest ids. Pages `copy_to` are
     overwritten with pages `copy_from` before any key or value of this step is written.
     """
 
@@ -110,23 +161,46 @@ class StepPlan:
     presence_penalties: F32s
     frequency_penalties: F32s
     prompt_counts: U32s
+    logprobs: I32s
+    min_lens: U32s
     past_counts: U32s
+    bias_counts: U32s
+    stop_counts: U32s
     past: I32s
+    bias_ids: I32s
+    bias_values: F32s
+    stop_ids: I32s
+    target_counts: U32s
+    target_tops: U32s
+    targets: I32s
     copy_from: I32s
     copy_to: I32s
 
     def __post_init__(self) -> None:
-        _same_length(self, "slots", "counts", "flags", "page_counts")
-        _same_length(self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps")
-        _same_length(self, "starts", "repetition_penalties", "presence_penalties", "frequency_penalties")
-        _same_length(self, "starts", "prompt_counts", "past_counts")
-        _same_length(self, "copy_from", "copy_to")
-        given = (self.flags & Row.FROM_SLOT) == 0
-        wanted = int(np.count_nonzero(self.flags & Row.FIRST)), int(self.page_counts.sum()), int(self.counts[given].sum())
-        if wanted != (len(self.starts), len(self.pages), len(self.ids)):
-            raise MessageError(f"StepPlan: rows want {wanted} starts, pages and ids")
-        if int(self.past_counts.sum()) != len(self.past):
-            raise MessageError(f"StepPlan: {len(self.past)} ids of the past, where {self.past_counts.tolist()} are said to be")
+        same_length(self, "slots", "counts", "flags", "page_counts")
+        same_length(self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps")
+        same_length(self, "starts", "repetition_penalties", "presence_penalties", "frequency_penalties")
+        same_length(self, "starts", "prompt_counts", "logprobs", "min_lens", "past_counts", "bias_counts", "stop_counts")
+        same_length(self, "bias_ids", "bias_values")
+        same_length(self, "target_counts", "target_tops")
+        same_length(self, "copy_from", "copy_to")
+        ids = self.counts[(self.flags & Row.FROM_SLOT) == 0]
+        firsts, scored = (np.count_nonzero(self.flags & flag) for flag in (Row.FIRST, Row.SCORE))
+        wanted = [firsts, self.page_counts.sum(), ids.sum(), scored]
+        if wanted != [len(self.starts), len(self.pages), len(self.ids), len(self.target_counts)]:
+            raise MessageError(f"StepPlan: rows want {wanted} starts, pages, ids and targets")
+        adds_up(self, past_counts="past", bias_counts="bias_ids", stop_counts="stop_ids", target_counts="targets")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleMasks:
+    """The ids that the MASKED rows of a step may sample; comes between that step's plan and the next.
+
+    `words` is (MASKED rows, ceil(vocabulary / 32)), flat, in row order: bit i of word w is id 32 w + i.
+    """
+
+    step: U64
+    words: U32s
 
 
 # worker -> coordinator
@@ -143,11 +217,15 @@ class Hello:
 class StepResult:
     """Rank 0's answer to a plan: one id per SAMPLE row, in row order; -1 where the logits were not finite.
 
-    `seconds` has one entry per name in `STEP_PARTS`; `all_reduces` and `all_gathers` count the step's collectives.
+    `scores` has a position for each of these ids, or none at all if no row wants logprobs; `target_scores` has one
+    for each target of the SCORE rows. `seconds` has one entry per name in `STEP_PARTS`; `all_reduces` and
+    `all_gathers` count the step's collectives.
     """
 
     step: U64
     ids: I32s
+    scores: Scores
+    target_scores: Scores
     seconds: F32s
     all_reduces: U32
     all_gathers: U32
@@ -178,6 +256,7 @@ class Logits:
 class Tokens:
     """What one step brought, one entry per id. `cached` is the choice's prompt tokens found in the prefix cache.
 
+    `scores` has a position for each id, or none at all if no choice wants logprobs.
     `waits` has one entry per choice planned for the first time since the last message: its seconds in the queue.
     """
 
@@ -187,18 +266,28 @@ class Tokens:
     ids: I32s
     finishes: U8s
     cached: U32s
+    scores: Scores
     seconds: F32s  # as in StepResult
     waits: F32s
 
     def __post_init__(self) -> None:
-        _same_length(self, "requests", "choices", "ids", "finishes", "cached")
+        same_length(self, "requests", "choices", "ids", "finishes", "cached")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """Logprobs of a prompt's next ids in order, the second id of the prompt first; all come before its first token."""
+
+    request: U64
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused:
-    """The request can never be served; `reason` is for its client."""
+    """The request is not served; `reason` is for its client, `kind` a `Refusal`."""
 
     request: U64
+    kind: U16
     reason: str
 
 
@@ -292,14 +381,11 @@ class Drained:
     """Frontend -> launcher: no request is open and none will be."""
 
 
-MESSAGES: tuple[type, ...] = (
-    Submit, Abort, StepPlan, Hello, StepResult, Logits, Tokens, Refused, Stats,
-    Started, Loading, Loaded, Serve, Up, Ready, Failure, Stop, Drained,
-)  # fmt: skip
 Message = (
     Submit | Abort | StepPlan | Hello | StepResult | Logits | Tokens | Refused | Stats
-    | Started | Loading | Loaded | Serve | Up | Ready | Failure | Stop | Drained
+    | Started | Loading | Loaded | Serve | Up | Ready | Failure | Stop | Drained | SampleMasks | PromptScores
 )  # fmt: skip
+MESSAGES: tuple[type, ...] = get_args(Message)
 
 _CODEC = Codec(MESSAGES)
 
@@ -312,9 +398,3 @@ def encode(message: Message, epoch: int) -> bytes:
 def decode(data: bytes | memoryview) -> tuple[int, Message]:
     """(epoch, message). Raises MessageError for anything that `encode` cannot have made."""
     return _CODEC.decode(data)
-
-
-def _same_length(message: object, *names: str) -> None:
-    lengths = {name: len(getattr(message, name)) for name in names}
-    if len(set(lengths.values())) > 1:
-        raise MessageError(f"{type(message).__name__}: lengths differ: {lengths}")

@@ -11,7 +11,7 @@ import click
 
 from tpserve import spellings
 from tpserve.settings import Settings
-from tpserve.sources import Given, takes_several
+from tpserve.sources import Given, shown, takes_several
 from tpserve.spellings import FLAGS
 
 NOTES = "tpserve.notes"  # what there is to tell of other engines' options, in the meta of click's context
@@ -62,7 +62,8 @@ def _given(field: str, value: Any) -> Given:
     if isinstance(value, bool):
         flag = flag if value else f"--no-{flag[2:]}"
         return Given(value, flag, flag)
-    return Given(value, flag, f"{flag} {shlex.quote(value) if isinstance(value, str) else shlex.join(value)}")
+    text = shlex.quote(value) if isinstance(value, str) else shlex.join(value)
+    return Given(value, flag, f"{flag} {shown(field, text)}")
 
 
 def _option(name: str) -> click.Option:

@@ -10,16 +10,16 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from tpserve import machine, memory
+from tpserve import keys, machine, memory
 from tpserve.checkpoint import folder, generation, headers, source
-from tpserve.deployment import Deployment
+from tpserve.deployment import ApiKey, Deployment
 from tpserve.frontend import template
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.limits import Limits, limits
 from tpserve.model import families
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import ImpossibleSize, Shard, partition
 from tpserve.settings import Settings, UserError
+from tpserve.tokenizer import Tokenizer
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -47,7 +47,7 @@ def resolve(settings: Settings) -> Deployment:
 
 
 def _resolve(settings: Settings) -> Deployment:
-    device, chat_template = _device(settings), _chat_template(settings)
+    device, chat_template, api_keys = _device(settings), _chat_template(settings), keys.load(settings)
     _check_kv_cache_dtype(settings, None)
     files = source.describe(settings)
     config = folder.read_json(files.path / "config.json")
@@ -67,7 +67,7 @@ def _resolve(settings: Settings) -> Deployment:
     pages, sizes = _fit(settings, spec, shards, device, dtype)  # again: a head may have turned up, memory may have gone
     cores = machine.cores()
     return Deployment(
-        settings=settings,
+        settings=settings.model_copy(update={"api_key": ()}),
         model_path=str(path),
         tokenizer_path=str(files.tokenizer),
         served_names=settings.served_model_name or (files.name,),
@@ -82,9 +82,11 @@ def _resolve(settings: Settings) -> Deployment:
         stop_ids=stop_ids,
         sampling=sampling,
         chat_template=chat_template,
+        keys=api_keys,
         threads_per_rank=max(1, cores // settings.tp),
         notes=(
             *_notes(settings, device, dtype, cores, stop_ids, unused, beyond),
+            *_key_notes(settings, api_keys),
             *generation.notes(files.path, sampling),
             *sizes.notes,
         ),
@@ -221,5 +223,16 @@ def _notes(
         f"{len(beyond)} tokens of the tokenizer, the first is {next(iter(beyond), '')!r}, are not in the model's vocabulary:"
         " prompts with them are refused": bool(beyond),
         f"{len(unused)} tensors of the checkpoint are not used, the first is {next(iter(unused), '')!r}": bool(unused),
+    }
+    return [note for note, applies in notes.items() if applies]
+
+
+def _key_notes(settings: Settings, api_keys: tuple[ApiKey, ...]) -> list[str]:
+    file, by_arrival = f"--api-key-file {settings.api_key_file}", settings.scheduling_policy == "fcfs"
+    notes = {
+        f"{file}: other users of this machine can read it; see to its rights (chmod 600)": keys.is_open_to_others(settings),
+        f"{file}: its priorities have no effect without --scheduling-policy priority": (
+            by_arrival and any(key.priority for key in api_keys)
+        ),
     }
     return [note for note, applies in notes.items() if applies]

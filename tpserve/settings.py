@@ -6,14 +6,16 @@ from these fields, and the children get the validated values as JSON.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 DEMO = "demo"
+SHOWN_SECRET = "***"  # in place of a secret
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "kb": 1000}
 _UNITS |= {"mb": 1000**2, "gb": 1000**3}
@@ -33,9 +35,11 @@ class Flag:
     section: Section
     key: str = ""  # its name in that section, if that is another
     hidden: bool = False
+    is_secret: bool = False  # never shown
 
-    def __init__(self, *names: str, section: Section, key: str = "", hidden: bool = False):
-        for name, value in (("names", names), ("section", section), ("key", key), ("hidden", hidden)):
+    def __init__(self, *names: str, section: Section, key: str = "", hidden: bool = False, is_secret: bool = False):
+        values = {"names": names, "section": section, "key": key, "hidden": hidden, "is_secret": is_secret}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
 
@@ -49,9 +53,26 @@ def parse_bytes(value: object) -> object:
     return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
-def _refuse_priority(value: object) -> object:
-    if value == "priority":
-        raise ValueError("is not supported yet, only fcfs")
+def _lists(value: object) -> object:
+    """A list some of whose items are lists in JSON, as other engines take one: '["a", "b"]' is "a", "b"."""
+    if not isinstance(value, list | tuple):
+        return value
+    try:
+        lists = [json.loads(item) if isinstance(item, str) and item.startswith("[") else [item] for item in value]
+    except ValueError:
+        raise ValueError("wants a list in JSON after [") from None
+    return [item for items in lists for item in items]
+
+
+def _origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", value):
+        raise ValueError("wants origins as browsers send them, such as https://chat.example:8443, without a path; or *")
+    return value
+
+
+def _key(value: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", value) or value == SHOWN_SECRET:
+        raise ValueError("wants printable ASCII characters without spaces: it is sent as Authorization: Bearer KEY")
     return value
 
 
@@ -95,6 +116,22 @@ class Settings(BaseModel):
         Flag("--chat-template", section="server"),
         Field(description="File with the Jinja template of chats; default: the model's own."),
     ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json"],
+        Flag("--tool-call-parser", section="server"),
+        Field(description="How the model writes its calls of tools; auto tells by the chat template."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["none", "qwen3", "deepseek_r1"],
+        BeforeValidator(lambda value: value or "none"),
+        Flag("--reasoning-parser", section="server"),
+        Field(description="How the model marks its reasoning, which is answered apart from the content."),
+    ] = "none"
+    strict: Annotated[
+        bool,
+        Flag("--strict", section="server"),
+        Field(description="Refuse requests with fields that nobody knows; else the header X-Ignored-Fields names them."),
+    ] = False
     host: Annotated[str, Flag("--host", section="server"), Field(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
         int, Flag("--port", section="server"), Field(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -104,6 +141,23 @@ class Settings(BaseModel):
         Flag("--allow-no-key", section="server"),
         Field(description="Listen beyond loopback although any client may connect."),
     ] = False
+    api_key: Annotated[
+        tuple[Annotated[str, AfterValidator(_key)], ...],
+        BeforeValidator(_lists),
+        Flag("--api-key", section="server", is_secret=True),
+        Field(repr=False, description="Key that clients must send; others see command lines, so better by TPSERVE_API_KEY."),
+    ] = ()
+    api_key_file: Annotated[
+        Annotated[str, Field(min_length=1)] | None,
+        Flag("--api-key-file", section="server"),
+        Field(description="File of lines KEY NAME PRIORITY MAX_WAIT_S: keys, whose they are, what they may ask for."),
+    ] = None
+    allowed_origins: Annotated[
+        tuple[Annotated[str, AfterValidator(_origin)], ...],
+        BeforeValidator(_lists),
+        Flag("--allowed-origins", section="server"),
+        Field(description="Origins whose pages may use the server from a browser (CORS), such as https://chat.example, or *."),
+    ] = ()
     tp: Annotated[
         int,
         Flag("--tp", "--tensor-parallel-size", "-tp", section="model"),
@@ -128,11 +182,20 @@ class Settings(BaseModel):
         Field(description="Most tokens of a prompt with its answer; auto is the most the model and the memory allow."),
     ] = "auto"
     scheduling_policy: Annotated[
-        Literal["fcfs"],
-        BeforeValidator(_refuse_priority),
+        Literal["fcfs", "priority"],
         Flag("--scheduling-policy", section="scheduler", key="policy"),
-        Field(description="Who runs first: fcfs is first come, first served."),
+        Field(description="Who runs first: who came first, or who has the lowest priority number, which falls with waiting."),
     ] = "fcfs"
+    max_queue: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Flag("--max-queue", section="scheduler"),
+        Field(description="Most answers that wait for a place; beyond, requests get status 429. Default: no bound."),
+    ] = None
+    queue_timeout: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Flag("--queue-timeout", section="scheduler"),
+        Field(description="Seconds that a request may wait; then it gets status 503. Default: no bound."),
+    ] = None
     max_num_seqs: Annotated[
         int, Flag("--max-num-seqs", section="scheduler"), Field(ge=1, le=65535, description="Most sequences that run at once.")
     ] = 256
@@ -194,10 +257,18 @@ class Settings(BaseModel):
         Flag("--log-level", section="server"),
         Field(description="Least severe lines shown."),
     ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], Flag("--log-format", section="server"), Field(description="json: each line is an object.")
+    ] = "text"
     debug: Annotated[bool, Flag("--debug", section="server"), Field(description="Show tracebacks.")] = False
     corrupt_id: Annotated[
         tuple[int, int] | None,
         BeforeValidator(lambda value: value.split(":") if isinstance(value, str) else value),
         Flag("--corrupt-id", hidden=True, section="server"),
         Field(description="For tests, RANK:STEP: that rank samples a wrong id in that step."),
+    ] = None
+    script: Annotated[
+        Annotated[str, Field(min_length=1)] | None,
+        Flag("--script", hidden=True, section="server"),
+        Field(description="For tests: a JSON file of the ids that the workers emit."),
     ] = None

@@ -9,7 +9,7 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 
 from tpserve import spellings
-from tpserve.settings import Settings, UserError, explain
+from tpserve.settings import SHOWN_SECRET, Settings, UserError, explain
 
 _PREFIX = "TPSERVE_"  # a setting's variable is this and its name in capitals: TPSERVE_MAX_MODEL_LEN
 CONFIG = "TPSERVE_CONFIG"
@@ -23,12 +23,17 @@ class Given:
 
     value: Any
     source: str  # --tp, TPSERVE_TP, run.yaml:3
-    written: str  # source and value as they stand there
+    written: str  # source and value as they stand there, for error messages
 
 
 def takes_several(field: str) -> bool:
     """Whether the setting is a list of values."""
     return get_origin(Settings.model_fields[field].annotation) is tuple
+
+
+def shown(field: str, text: str) -> str:
+    """A value's text as it may be repeated."""
+    return SHOWN_SECRET if spellings.FLAGS[field].is_secret else text
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, Given]:
@@ -47,7 +52,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, Given]:
             continue
         if field in given:
             raise UserError(f"{given[field].source} and {name} are the same setting; unset one of them")
-        given[field] = Given(value.split() if takes_several(field) else value, name, f"{name}={value}")
+        given[field] = Given(value.split() if takes_several(field) else value, name, f"{name}={shown(field, value)}")
     return given
 
 

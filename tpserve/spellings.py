@@ -14,10 +14,11 @@ from tpserve.settings import Flag, Settings, UserError
 # These change nothing that a client sees, or only what is not built: taken whatever is given, with a note.
 SWITCHES_WITHOUT_EFFECT = {
     "async_scheduling", "disable_async_output_proc", "disable_cascade_attn", "disable_chunked_mm_input",
-    "disable_custom_all_reduce", "disable_fastapi_docs", "disable_frontend_multiprocessing",
-    "disable_hybrid_kv_cache_manager", "disable_log_requests", "disable_log_stats", "disable_mm_preprocessor_cache",
-    "disable_uvicorn_access_log", "enable_log_outputs", "enable_log_requests", "enforce_eager",
-    "multi_step_stream_outputs", "ray_workers_use_nsight", "skip_mm_profiling", "use_tqdm_on_load", "use_v2_block_manager",
+    "disable_custom_all_reduce", "disable_frontend_multiprocessing", "disable_hybrid_kv_cache_manager",
+    "disable_log_requests", "disable_log_stats", "disable_mm_preprocessor_cache", "disable_uvicorn_access_log",
+    "enable_auto_tool_choice", "enable_log_outputs", "enable_log_requests", "enable_prompt_tokens_details",
+    "enable_request_id_headers", "enforce_eager", "multi_step_stream_outputs", "ray_workers_use_nsight",
+    "skip_mm_profiling", "use_tqdm_on_load", "use_v2_block_manager",
 }  # fmt: skip
 WITHOUT_EFFECT = {
     "api_server_count", "attention_backend", "code_revision", "compilation_config", "cuda_graph_sizes",
@@ -32,6 +33,8 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 # These values ask for what happens here anyway; others are refused.
 NEUTRAL: dict[str, tuple[str, ...]] = {
+    "allowed_headers": ('["*"]', "['*']", "*"),
+    "allowed_methods": ('["*"]', "['*']", "*"),
     "chat_template_content_format": ("auto", "string"),
     "config_format": ("auto", "hf"),
     "convert": ("auto", "none"),
@@ -66,26 +69,26 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
 # These are refused by name, unless they are off or empty.
 SWITCHES_NOT_BUILT = {
     "allow_credentials", "calculate_kv_scales", "data_parallel_external_lb", "data_parallel_hybrid_lb",
-    "disable_sliding_window", "enable_auto_tool_choice", "enable_dbo", "enable_eplb", "enable_expert_parallel",
+    "disable_fastapi_docs", "disable_sliding_window", "enable_dbo", "enable_eplb", "enable_expert_parallel",
     "enable_force_include_usage", "enable_lora", "enable_lora_bias", "enable_multimodal_encoder_data_parallel",
-    "enable_prompt_adapter", "enable_prompt_embeds", "enable_prompt_tokens_details", "enable_request_id_headers",
-    "enable_server_load_tracking", "enable_sleep_mode", "enable_ssl_refresh", "enable_tokenizer_info_endpoint",
-    "exclude_tools_when_tool_choice_none", "fully_sharded_loras", "headless", "interleave_mm_strings",
+    "enable_prompt_adapter", "enable_prompt_embeds", "enable_server_load_tracking", "enable_sleep_mode",
+    "enable_ssl_refresh", "enable_tokenizer_info_endpoint", "exclude_tools_when_tool_choice_none",
+    "fully_sharded_loras", "headless", "interleave_mm_strings",
     "kv_sharing_fast_prefill", "mm_encoder_only", "return_tokens_as_token_ids", "skip_tokenizer_init",
     "trust_request_chat_template",
 }  # fmt: skip
 NOT_BUILT = {
-    "additional_config", "allowed_headers", "allowed_local_media_path", "allowed_media_domains", "allowed_methods",
-    "allowed_origins", "api_key", "collect_detailed_traces", "data_parallel_start_rank", "default_mm_loras",
+    "additional_config", "allowed_local_media_path", "allowed_media_domains", "collect_detailed_traces",
+    "data_parallel_start_rank", "default_mm_loras",
     "eplb_config", "hf_config_path", "hf_overrides", "io_processor_plugin", "kv_events_config", "kv_transfer_config",
     "log_config_file", "logits_processor_pattern", "logits_processors", "lora_modules", "middleware",
     "model_loader_extra_config", "num_gpu_blocks_override", "num_speculative_tokens", "otlp_traces_endpoint",
     "override_attention_dtype", "override_generation_config", "override_neuron_config", "override_pooler_config",
-    "pooler_config", "prompt_adapters", "quantization", "quantization_param_path", "reasoning_parser",
+    "pooler_config", "prompt_adapters", "quantization", "quantization_param_path",
     "reasoning_parser_plugin", "rope_scaling", "rope_theta", "root_path", "scheduler_cls",
     "show_hidden_metrics_for_version", "speculative_config", "speculative_model", "ssl_ca_certs", "ssl_certfile",
-    "ssl_keyfile", "structured_outputs_config", "tokenizer", "tokenizer_revision", "tool_call_parser",
-    "tool_parser_plugin", "tool_server", "uds", "worker_extension_cls",
+    "ssl_keyfile", "structured_outputs_config", "tokenizer", "tokenizer_revision", "tool_parser_plugin",
+    "tool_server", "uds", "worker_extension_cls",
 }  # fmt: skip
 _SHORT = {
     "-O": "compilation_config", "-asc": "api_server_count", "-dp": "data_parallel_size",

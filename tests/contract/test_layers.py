@@ -25,6 +25,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tpserve.parallel.segment": (),
     "tpserve.parallel.partition": ("tpserve.model.spec",),
     "tpserve.sampling": (),
+    "tpserve.grammar": ("tpserve.tokenizer",),
+    "tpserve.frontend.structured": ("tpserve.frontend.errors",),
     "tpserve.deployment": ("tpserve.settings", "tpserve.model.spec", "tpserve.sampling"),
     "launcher": (
         "launcher",

@@ -25,6 +25,13 @@ def tiny_server(tiny_model: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[Server]:
+    """The demo model at TP 2 in float32; tests leave it idle."""
+    with Server("--model", "demo", "--tp", "2", "--dtype", "float32", "--kv-cache-memory", "512MiB") as server:
+        yield server
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place of this test's own for run directories and temporary files; nothing may be left in it."""

@@ -114,6 +114,33 @@ def test_chat_with_another_template(llm: LLM) -> None:
     assert output.prompt_token_ids[-1] == 0
 
 
+def test_chat_may_be_without_the_beginning_of_an_answer(llm: LLM) -> None:
+    (output,) = llm.chat(CHAT, GREEDY, add_generation_prompt=False)
+    assert output.prompt == "user: Hi!\n"
+
+
+def test_logprobs_are_of_each_id(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    for made in (llm.generate("abc", params)[0], llm.chat(CHAT, params)[0]):
+        (output,) = made.outputs
+        assert output.logprobs is not None
+        assert made.prompt_logprobs is not None
+        assert [of_id[id_].rank for id_, of_id in zip(output.token_ids, output.logprobs)] == [1] * 4  # greedy
+        assert output.cumulative_logprob == pytest.approx(
+            sum(of_id[id_].logprob for id_, of_id in zip(output.token_ids, output.logprobs))
+        )
+        assert made.prompt_logprobs[0] is None
+        assert all(id_ in (of_id or ()) for id_, of_id in zip(made.prompt_token_ids[1:], made.prompt_logprobs[1:]))
+
+
+def test_parameters_about_tokens_hold(llm: LLM) -> None:
+    (first,) = llm.generate("abc", GREEDY)[0].outputs[0].token_ids[:1]
+    banned = SamplingParams(temperature=0, max_tokens=2, logit_bias={first: -100})
+    assert first not in llm.generate("abc", banned)[0].outputs[0].token_ids
+    stopped = llm.generate("abc", SamplingParams(temperature=0, stop_token_ids=[first]))[0].outputs[0]
+    assert (stopped.token_ids, stopped.text, stopped.stop_reason) == ([first], "", first)
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -135,9 +162,9 @@ def test_prompt_that_cannot_be_is_refused_with_its_place_and_nothing_runs(llm: L
 @pytest.mark.parametrize(
     ("messages", "keywords", "message"),
     [
-        ([[*CHAT], [{"role": "user"}]], {}, r"messages\[1\]: messages\[0\].content: Field required"),
-        (CHAT, {"add_generation_prompt": False}, r"messages\[0\]: add_generation_prompt is not supported yet"),
-        (CHAT, {"tools": [{"type": "function"}]}, r"messages\[0\]: tools is not supported yet"),
+        ([[*CHAT], [{"role": "user"}]], {}, r"messages\[1\]: messages\[0\].content: is missing"),
+        ([{**CHAT[0], "colour": "red"}], {}, r"messages\[0\]: messages\[0\].colour: unknown field"),
+        (CHAT, {"tools": [{"type": "function"}]}, r"messages\[0\]: tools\[0\].function: Field required"),
         (CHAT, {"chat_template": "{{ raise_exception('no') }}"}, r"messages\[0\]: the model's chat template refused them: no"),
         ([[]], {}, r"messages\[0\]: "),
     ],

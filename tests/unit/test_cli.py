@@ -141,7 +141,10 @@ def test_launch_checks_without_torch() -> None:
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported yet"),
         ("--host 0.0.0.0", "--allow-no-key"),
         ("--corrupt-id soon", "--corrupt-id soon: "),
-        ("--scheduling-policy priority", "--scheduling-policy priority: is not supported yet, only fcfs"),
+        ("--scheduling-policy lifo", "--scheduling-policy lifo: must be 'fcfs' or 'priority'"),
+        ("--api-key sesam\u00e9", "--api-key ***: wants printable ASCII"),
+        ("--api-key-file no/such", "--api-key-file no/such: No such file or directory; give a file of lines KEY NAME"),
+        ("--allowed-origins http://a/b", "--allowed-origins http://a/b: wants origins"),
         ("stray", "unexpected argument 'stray': a model is given as --model stray, and a switch"),
         ("--enable-prefix-caching false", "unexpected argument 'false': a model is given as --model false, and a switch"),
         ("--enable-prefix-caching=false", "'--enable-prefix-caching' does not take a value"),
@@ -206,6 +209,10 @@ def test_neutral_values_of_other_engines_bring_no_note(launch: Launch, capsys: p
         ("--served-model-name a b --seed 1", "served_model_name", ("a", "b")),
         ("--served_model_name a b --served-model-name c", "served_model_name", ("a", "b", "c")),
         ("--served-model-name=a", "served_model_name", ("a",)),
+        ("--scheduling-policy priority", "scheduling_policy", "priority"),
+        ('--allowed-origins ["https://a","https://b"]', "allowed_origins", ("https://a", "https://b")),
+        ("--allowed-origins https://a https://b", "allowed_origins", ("https://a", "https://b")),
+        ("--tool-call-parser hermes --enable-auto-tool-choice", "tool_call_parser", "hermes"),
     ],
 )
 def test_spelling_reaches_its_setting(launch: Launch, args: str, field: str, expected: Any) -> None:
@@ -356,6 +363,21 @@ def test_shown_config_is_a_config(
     shown = tmp_path / "shown.yaml"
     shown.write_text(capsys.readouterr().out)
     assert launch("--config", str(shown), model=None).settings == launched
+
+
+def test_keys_are_shown_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("server:\n  api_key: [sesame, 'sesam\u00e9']\n")
+    done = tpserve("launch", "--api-key", "sesame", "--show-config", TPSERVE_API_KEY="sesame")
+    assert "api_key: ['***'] # --api-key" in " ".join(done.stdout.split())
+    assert "sesame" not in done.stdout
+    assert refused("--config", tmp_path / "run.yaml").startswith(f"{tmp_path}/run.yaml:2: api_key: ***: wants printable")
+    assert refused(TPSERVE_API_KEY="sesame s\u00e9same").startswith("TPSERVE_API_KEY=***: wants printable")
+
+
+def test_children_get_digests_and_no_keys(launch: Launch) -> None:
+    found = launch("--api-key", "sesame", "open", "--host", "0.0.0.0")
+    assert [key.name for key in found.keys] == ["default", "default"]
+    assert "sesame" not in found.model_dump_json()
 
 
 def test_shown_config_is_checked() -> None:

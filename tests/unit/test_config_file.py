@@ -155,7 +155,6 @@ def test_file_that_sets_nothing_gives_the_defaults(read: Read, content: str) -> 
         ("tp: 2000-01-01", "run.yaml:1: tp: 2000-01-01: must be a valid integer"),
         ("kv_cache_memory: 1e9", "run.yaml:1: kv_cache_memory: 1e9: wants bytes, such as 2GiB or 500MB"),
         ("enable_prefix_caching: maybe", "run.yaml:1: enable_prefix_caching: maybe: must be a valid boolean"),
-        ("scheduler: {policy: priority}", "run.yaml:1: policy: priority: is not supported yet, only fcfs"),
         ("scheduler: {policy: lifo}", "run.yaml:1: policy: lifo: must be 'fcfs'"),
         ("served_model_name: [a, '']", "run.yaml:1: served_model_name: a, : "),
         ("model:\n- path: a", "run.yaml:1: model wants one value, not a list"),

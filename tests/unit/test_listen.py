@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -100,5 +101,6 @@ def test_host_beyond_loopback_needs_the_flag_that_permits_it(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_host_beyond_loopback_is_bound_where_it_is_permitted(host: str) -> None:
-    reserve(Settings(host=host, port=0, allow_no_key=True)).close()
+@pytest.mark.parametrize("permit", [{"allow_no_key": True}, {"api_key": ("sesame",)}, {"api_key_file": "keys"}])
+def test_host_beyond_loopback_is_bound_where_it_is_permitted(host: str, permit: dict[str, Any]) -> None:
+    reserve(Settings(host=host, port=0, **permit)).close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.group import plan
 from tpserve.codec import MessageError, Range
-from tpserve.messages import MESSAGES, Abort, Row, Sampling, StepResult, Submit, decode, encode
+from tpserve.messages import MESSAGES, NO_SCORES, Abort, Row, Sampling, Scores, StepResult, Submit, decode, encode
 
 SAMPLING = Sampling(0.5, 3, 0.9, 0.0, 1.1, 0.5, -0.5, 2**64 - 1)
 VALUES = {  # fields whose values must fit one another
@@ -50,7 +50,7 @@ def test_every_message_survives_the_wire(kind: type, data: st.DataObject) -> Non
         if isinstance(a, np.ndarray):
             assert a.dtype == b.dtype
             assert a.tolist() == b.tolist()
-        elif not isinstance(a, list | Sampling):
+        elif not isinstance(a, list | Sampling | Scores):
             assert a == b
 
 
@@ -82,7 +82,7 @@ def test_decode_of_a_changed_message_is_refused(change: Any) -> None:
 
 
 def test_decode_of_an_array_with_a_torn_element_is_refused() -> None:
-    torn = parts(StepResult(1, np.zeros(2, "<i4"), np.zeros(5, "<f4"), 0, 0))
+    torn = parts(StepResult(1, np.zeros(2, "<i4"), NO_SCORES, NO_SCORES, np.zeros(5, "<f4"), 0, 0))
     torn[3] = torn[3][:-1]
     with pytest.raises(MessageError, match=r"StepResult\.ids"):
         decode(msgpack.packb(torn))
@@ -94,28 +94,52 @@ def test_decode_of_other_bytes_is_refused(data: bytes) -> None:
         decode(data)
 
 
-def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused() -> None:
-    prompt, none = np.zeros(2, "<i4"), np.zeros(0, "<u2")
-    for wrong in (
-        Submit(-1, prompt, none, [], 1, prompt, SAMPLING),
-        Submit(1, prompt.astype("<i8"), none, [], 1, prompt, SAMPLING),
-        Submit(1, prompt.reshape(1, 2), none, [], 1, prompt, SAMPLING),
-    ):
-        with pytest.raises(MessageError, match="Submit"):
-            encode(wrong, 1)
+def a_submit() -> Submit:
+    ids, values = np.zeros(2, "<i4"), np.zeros(2, "<f4")
+    choices = np.zeros(1, "<u2")
+    return Submit(1, 1, ids, choices, [ids], 1, 0, ids, SAMPLING, ids, values, -1, -1, "", 0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(request=-1), dict(prompt=np.zeros(2, "<i8")), dict(prompt=np.zeros((1, 2), "<i4")), dict(priority=2**31)],
+    ids=str,
+)
+def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(MessageError, match="Submit"):
+        encode(replace(a_submit(), **change), 1)
+
+
+def test_encode_of_what_is_no_message_is_refused() -> None:
     with pytest.raises(MessageError, match="not a message"):
         encode(SAMPLING, 1)  # type: ignore[arg-type]
 
 
 def test_parallel_arrays_of_different_lengths_are_refused() -> None:
+    for change in (dict(choices=np.zeros(2, "<u2")), dict(bias_ids=np.zeros(1, "<i4"))):
+        with pytest.raises(MessageError, match="lengths differ"):
+            replace(a_submit(), **change)
+
+
+def test_scores_with_more_or_fewer_entries_than_their_positions_have_are_refused() -> None:
+    with pytest.raises(MessageError, match="entries"):
+        Scores(np.array([1, 2], "<u2"), np.zeros(2, "<i4"), np.zeros(2, "<f4"))
     with pytest.raises(MessageError, match="lengths differ"):
-        Submit(1, np.zeros(1, "<i4"), np.zeros(2, "<u2"), [], 1, np.zeros(0, "<i4"), SAMPLING)
+        Scores(np.array([2], "<u2"), np.zeros(2, "<i4"), np.zeros(3, "<f4"))
+
+
+@pytest.mark.parametrize("field", ["bias_ids", "stop_ids", "targets"])
+def test_plan_with_other_flat_arrays_than_its_rows_have_is_refused(field: str) -> None:
+    parameters = dict(bias_ids=[1], bias_values=[0.5], stop_ids=[3], min_len=9, targets=[5], target_top=1)
+    right = plan(7, [dict(slot=1, count=2, flags=Row.FIRST | Row.SCORE, ids=[4, 5], pages=[9], **parameters)])
+    with pytest.raises(MessageError, match=f"{field} has|lengths differ"):
+        replace(right, **{field: np.zeros(2, "<i4")})
 
 
 @pytest.mark.parametrize("past", [[4], [4, 5, 6]])
 def test_plan_with_more_or_less_of_the_past_than_it_says_is_refused(past: list[int]) -> None:
     right = plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9], past=[4, 5], prompt_count=1)])
-    with pytest.raises(MessageError, match="of the past"):
+    with pytest.raises(MessageError, match="past has"):
         replace(right, past=np.array(past, "<i4"))
 
 

@@ -135,6 +135,18 @@ def test_trust_remote_code_is_noted_and_nothing_is_imported(model: Path, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
+def test_key_file_that_others_read_or_that_orders_nobody_is_noted(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-a alice 1 30")
+    (tmp_path / "keys").chmod(0o644)
+    given = Settings(model=str(tiny_model), api_key_file=str(tmp_path / "keys"))
+    first, second = resolve(given).notes
+    assert "other users of this machine can read it" in first
+    assert "have no effect without --scheduling-policy priority" in second
+    (tmp_path / "keys").chmod(0o600)
+    found = resolve(given.model_copy(update={"scheduling_policy": "priority"}))
+    assert (found.notes, [key.name for key in found.keys]) == ((), ["alice"])
+
+
 def test_model_without_an_end_is_noted(model: Path) -> None:
     configure(model, eos_token_id=None)
     (model / "generation_config.json").unlink()

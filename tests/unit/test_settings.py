@@ -39,8 +39,19 @@ def test_kv_cache_memory_reads_units(text: object, expected: int) -> None:
         ({"seed": 2**64}, "seed", "must be less"),
         ({"model": ""}, "model", "at least 1 character"),
         ({"served_model_name": ("a", "")}, "served_model_name", "at least 1 character"),
-        ({"scheduling_policy": "priority"}, "scheduling_policy", "is not supported yet, only fcfs"),
-        ({"scheduling_policy": "lifo"}, "scheduling_policy", "must be 'fcfs'"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy", "must be 'fcfs' or 'priority'"),
+        ({"max_queue": 0}, "max_queue", "must be greater"),
+        ({"queue_timeout": 0}, "queue_timeout", "must be greater"),
+        ({"tool_call_parser": "mistral"}, "tool_call_parser", "must be 'auto', 'none', 'hermes' or 'llama3_json'"),
+        ({"reasoning_parser": "gpt"}, "reasoning_parser", "must be 'none', 'qwen3' or 'deepseek_r1'"),
+        ({"api_key": ["a b"]}, "api_key", "wants printable ASCII"),
+        ({"api_key": [""]}, "api_key", "wants printable ASCII"),
+        ({"api_key": ["schlüssel"]}, "api_key", "wants printable ASCII"),
+        ({"api_key": ["***"]}, "api_key", "wants printable ASCII"),  # what is shown in place of one
+        ({"allowed_origins": ["https://a/"]}, "allowed_origins", "without a path"),
+        ({"allowed_origins": ["a.example"]}, "allowed_origins", "wants origins"),
+        ({"allowed_origins": ['["*"']}, "allowed_origins", "wants a list in JSON"),
+        ({"allowed_origins": ["[5]"]}, "allowed_origins", "must be a valid string"),
         ({"no_such": 1}, "no_such", "not permitted"),
     ],
 )
@@ -59,6 +70,19 @@ def test_refused_value_is_explained_by_its_field(values: dict[str, object], fiel
 def test_text_from_the_command_line_is_converted(values: dict[str, str]) -> None:
     settings = Settings.model_validate(values)
     assert {name: str(getattr(settings, name)) for name in values} == values
+
+
+def test_list_may_hold_lists_in_json() -> None:
+    settings = Settings.model_validate({"api_key": ["a", '["b", "c"]'], "allowed_origins": ['["*"]']})
+    assert (settings.api_key, settings.allowed_origins) == (("a", "b", "c"), ("*",))
+
+
+def test_no_reasoning_parser_is_none() -> None:
+    assert Settings.model_validate({"reasoning_parser": ""}).reasoning_parser == "none"
+
+
+def test_key_is_not_in_what_is_printed_of_settings() -> None:
+    assert "sesame" not in repr(Settings(api_key=("sesame",)))
 
 
 def test_settings_come_back_from_json() -> None:

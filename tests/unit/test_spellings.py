@@ -46,6 +46,9 @@ def test_everything_that_vllm_has_is_known() -> None:
         ("-O", "3", "-O has no effect here"),
         ("quantization", None, None),
         ("enable_lora", False, None),
+        ("allowed_methods", ["*"], None),
+        ("--allowed-headers", '["*"]', None),
+        ("enable_auto_tool_choice", True, "enable_auto_tool_choice has no effect here"),
     ],
 )
 def test_foreign_setting_that_changes_nothing_is_taken(name: str, value: object, expected: str | None) -> None:
@@ -64,6 +67,8 @@ def test_foreign_setting_that_changes_nothing_is_taken(name: str, value: object,
         ("cpu_offload_gb", "0.5", "cpu_offload_gb 0.5 is not supported yet, only 0"),
         ("distributed_executor_backend", "ray", "distributed_executor_backend ray is not supported yet, only mp or uni"),
         ("tokenizer", "other", "tokenizer is not supported yet"),
+        ("allowed_methods", ["GET"], """allowed_methods ['GET'] is not supported yet, only ["*"] or ['*'] or *"""),
+        ("disable_fastapi_docs", True, "disable_fastapi_docs is not supported yet"),
     ],
 )
 def test_foreign_setting_that_would_change_something_is_refused(name: str, value: object, says: str) -> None:

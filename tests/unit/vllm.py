@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 # Keywords of LLM(...), which are those of its EngineArgs; some are of versions before.
@@ -40,7 +41,8 @@ LLM: dict[str, Any] = dict(
 )  # fmt: skip
 # What `vllm serve` has besides.
 SERVE: dict[str, Any] = dict(
-    allow_credentials=False, api_key=None, api_server_count=1, chat_template=None, chat_template_content_format="auto",
+    allow_credentials=False, allowed_headers=["*"], allowed_methods=["*"], allowed_origins=["*"], api_key=None,
+    api_server_count=1, chat_template=None, chat_template_content_format="auto",
     disable_fastapi_docs=False, disable_frontend_multiprocessing=False, disable_log_requests=False,
     disable_uvicorn_access_log=False, enable_auto_tool_choice=False, enable_force_include_usage=False,
     enable_log_outputs=False, enable_log_requests=False, enable_prompt_tokens_details=False, enable_request_id_headers=False,
@@ -60,4 +62,4 @@ def flags(name: str, default: Any) -> list[str]:
         return []
     if isinstance(default, bool):
         return [f"--{flag}" if default else f"--no-{flag}"]
-    return [f"--{flag}", str(default)]
+    return [f"--{flag}", json.dumps(default) if isinstance(default, list) else str(default)]

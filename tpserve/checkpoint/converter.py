@@ -23,9 +23,7 @@ def run_converter(module: str, *arguments: str | Path) -> None:
     line = command(module, *map(str, arguments), str(os.getpid()))
     try:
         with signals_wait():
-            process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment(), text=True
-            )
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment(), text=True)
     except OSError as error:  # no processes or no memory left
         raise UserError(f"cannot run {module}: {error}") from error
     with process:

@@ -17,8 +17,9 @@ _DIGEST_BYTES = 16
 class PagePool:
     """Pages 0 to total - 1, their reference counts, and the prefix index.
 
-    The index finds a page by the digest of all ids from the sequence's start to the page's end. The digest is
-    keyed with `secret` (at most 64 bytes): who doesn't know it cannot make two prefixes collide.
+    The index finds a page by the digest of all ids from the sequence's start to the page's end, and of the salt:
+    sequences share prefixes if theirs are equal. The digest is keyed with `secret` (at most 64 bytes): who doesn't
+    know it cannot make two prefixes collide.
     """
 
     def __init__(self, total: int, page_size: int, secret: bytes):
@@ -84,13 +85,16 @@ class PagePool:
         """How many of these pages are cached, so that sharing them makes fewer available."""
         return sum(not self._references[page] for page in pages)
 
-    def extend_digests(self, digests: list[bytes], ids: array[int], count: int) -> None:
+    def root(self, salt: str) -> bytes:
+        """What the digests of a sequence with that salt begin with."""
+        return self._digest(salt.encode(), b"salt") if salt else b""
+
+    def extend_digests(self, digests: list[bytes], root: bytes, ids: array[int], count: int) -> None:
         """Append to a sequence's page digests until there are `count`, which its ids must fill."""
         size = self._page_size
         for i in range(len(digests), count):
-            parent = digests[i - 1] if i else b""
-            content = parent + ids[i * size : (i + 1) * size].tobytes()
-            digests.append(hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=self._secret).digest())
+            parent = digests[i - 1] if i else root
+            digests.append(self._digest(parent + ids[i * size : (i + 1) * size].tobytes(), b"page"))
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
         """The indexed pages of the longest beginning of this chain of digests."""
@@ -132,6 +136,10 @@ class PagePool:
         indexed = {digest: page for page, digest in enumerate(self._digests) if digest is not None}
         assert indexed == self._index, "index and pages disagree"
         assert all(self._digests[page] is not None for page in self._cached), "a cached page is not in the index"
+
+    def _digest(self, content: bytes, kind: bytes) -> bytes:
+        """One kind's digests are no other's, whatever a client calls its salt."""
+        return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=self._secret, person=kind).digest()
 
     def _evict(self) -> None:
         digest = self._digests[next(iter(self._cached))]

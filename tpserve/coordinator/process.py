@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -13,12 +13,29 @@ import zmq
 
 from tpserve.child import Charge, Control
 from tpserve.coordinator.capacity import Capacity
-from tpserve.coordinator.scheduler import ProtocolError, Scheduler
+from tpserve.coordinator.flight import ProtocolError
+from tpserve.coordinator.grammar import Grammars, Pending
+from tpserve.coordinator.scheduler import Scheduler
+from tpserve.coordinator.sequence import Matcher
 from tpserve.deployment import Deployment
-from tpserve.messages import Abort, Hello, Message, Ready, Serve, StepPlan, StepResult, Submit, decode, encode
+from tpserve.messages import (
+    Abort,
+    Hello,
+    Message,
+    Ready,
+    Refusal,
+    Refused,
+    SampleMasks,
+    Serve,
+    StepPlan,
+    StepResult,
+    Submit,
+    decode,
+    encode,
+)
 from tpserve.settings import UserError
 
-BEAT_MS = 250  # the longest wait without a sign of life
+BEAT_MS = 250  # the longest wait without a sign of life, and without a look at who waits for too long
 STATS_S = 0.1  # between two Stats while busy
 
 _SECRET_BYTES = 32
@@ -34,6 +51,7 @@ class Coordinator:
         self._control = control
         self._context = context
         self._beats = charge.beats()
+        self._grammars = Grammars(charge.deployment)
         self._ranks = [str(rank).encode() for rank in range(charge.deployment.settings.tp)]
         self._plan_bytes = self._all_reduces = self._all_gathers = 0
         self._waits: list[float] = []  # seconds in the queue, of choices planned since the last Tokens
@@ -58,7 +76,8 @@ class Coordinator:
         return message.pages
 
     def _open(self, num_pages: int) -> None:
-        self._scheduler = Scheduler(capacity(self._charge.deployment, num_pages), os.urandom(_SECRET_BYTES))
+        deployment = self._charge.deployment
+        self._scheduler = Scheduler(capacity(deployment, num_pages), os.urandom(_SECRET_BYTES), deployment.spec.vocab_size)
         self._plans = self._socket(zmq.ROUTER)
         self._plans.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a plan for an absent rank is dropped silently
         self._plans.bind(self._charge.address("plans"))
@@ -67,6 +86,7 @@ class Coordinator:
         self._poller = zmq.Poller()
         for socket in (self._plans, self._requests, self._control.socket):
             self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._grammars.fileno(), zmq.POLLIN)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -101,22 +121,40 @@ class Coordinator:
         if self._plans in ready:
             for frames in _drain(self._plans.recv_multipart):
                 self._take_result(*self._from_worker(frames))
-        while (plan := self._scheduler.plan()) is not None:
-            self._waits += self._scheduler.take_waits(time.monotonic())
-            self._send_plan(plan)
+        if self._grammars.fileno() in ready:
+            for pending in self._grammars.take():
+                self._take_compiled(pending)
+        self._scheduler.expire(time.monotonic())
+        self._plan_steps()
+        for refused in self._scheduler.take_refused():
+            self._to_frontend(refused)
         self._send_stats()
 
     def _take_request(self, message: Message | None) -> None:
         if message is None:
             return
-        if isinstance(message, Submit):
-            refused = self._scheduler.submit(message, time.monotonic())
-            if refused is not None:
-                self._to_frontend(refused)
-        elif isinstance(message, Abort):
-            self._scheduler.abort(message.request, message.choice)
-        else:
+        if isinstance(message, Submit) and message.grammar:
+            self._grammars.add(message, time.monotonic())
+        elif isinstance(message, Submit):
+            self._submit(message, time.monotonic())
+        elif not isinstance(message, Abort):
             raise _unexpected(message, "the frontend")
+        elif not self._grammars.abort(message):
+            self._scheduler.abort(message.request, message.choice)
+
+    def _take_compiled(self, pending: Pending) -> None:
+        submit = pending.submit
+        if pending.reason:
+            self._to_frontend(Refused(submit.request, Refusal.NEVER, pending.reason))
+            return
+        self._submit(submit, pending.arrived_s, pending.matchers)
+        for choice in pending.aborted:
+            self._scheduler.abort(submit.request, choice)
+
+    def _submit(self, submit: Submit, arrived_s: float, matchers: Iterable[Matcher] = ()) -> None:
+        refused = self._scheduler.submit(submit, arrived_s, matchers)
+        if refused is not None:
+            self._to_frontend(refused)
 
     def _take_result(self, rank: int, message: Message | None) -> None:
         if message is None:
@@ -125,20 +163,35 @@ class Coordinator:
             raise _unexpected(message, f"rank {rank}, while serving")
         self._all_reduces += message.all_reduces
         self._all_gathers += message.all_gathers
-        tokens = dataclasses.replace(self._scheduler.result(message), waits=np.array(self._waits, np.float32))
+        prompt_scores, tokens = self._scheduler.result(message)
+        for scores in prompt_scores:
+            self._to_frontend(scores)
+        self._to_frontend(dataclasses.replace(tokens, waits=np.array(self._waits, np.float32)))
         self._waits.clear()
-        self._to_frontend(tokens)
 
-    def _send_plan(self, plan: StepPlan) -> None:
-        data = encode(plan, self._charge.epoch)
+    def _plan_steps(self) -> None:
+        """Plan what can be planned; between two plans come the first one's masks."""
+        self._send_masks()
+        while (plan := self._scheduler.plan()) is not None:
+            self._waits += self._scheduler.take_waits(time.monotonic())
+            self.step = plan.step
+            self._to_workers(plan)
+            self._beats.step(plan.step)
+            self._send_masks()
+
+    def _send_masks(self) -> None:
+        masks = self._scheduler.masks()
+        if masks is not None:
+            self._to_workers(masks)
+
+    def _to_workers(self, message: StepPlan | SampleMasks) -> None:
+        data = encode(message, self._charge.epoch)
         for rank in self._ranks:
             try:
                 self._plans.send_multipart([rank, data])
             except zmq.ZMQError as error:
-                raise ProtocolError(f"rank {rank.decode()} is gone before step {plan.step}: {error}") from None
+                raise ProtocolError(f"rank {rank.decode()} is gone before step {message.step}: {error}") from None
         self._plan_bytes += len(data)
-        self.step = plan.step
-        self._beats.step(plan.step)
 
     def _send_stats(self) -> None:
         """Every `STATS_S` while there is work, and once when there is none any more."""
@@ -185,6 +238,8 @@ def capacity(deployment: Deployment, num_pages: int) -> Capacity:
             max_num_batched_tokens=deployment.max_num_batched_tokens,
             chunked_prefill=settings.enable_chunked_prefill,
             prefix_caching=settings.enable_prefix_caching,
+            by_priority=settings.scheduling_policy == "priority",
+            max_queue=settings.max_queue,
         )
     except ValueError as error:
         raise UserError(str(error)) from None

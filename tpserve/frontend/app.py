@@ -3,165 +3,178 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import json
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp
 
-from tpserve.board import Board
+from tpserve import __version__
 from tpserve.deployment import Deployment
-from tpserve.frontend import health, schema
+from tpserve.frontend import auth, openapi, paths, schema, upload
+from tpserve.frontend.access import IGNORED_FIELDS, REQUEST_ID, Access
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer, model_list
-from tpserve.frontend.engine import Engine
-from tpserve.frontend.errors import (
-    ApiError,
-    BodyTooLarge,
-    BodyTooSlow,
-    EngineFault,
-    InvalidRequest,
-    Unavailable,
-    UnknownModel,
-    error_body,
-    shown,
-)
-from tpserve.frontend.metrics import Metrics
-from tpserve.frontend.prompts import PromptMaker
+from tpserve.frontend.body import ChatBody, CompletionBody
+from tpserve.frontend.errors import ApiError, EngineFault, error_body, shown
 from tpserve.frontend.records import Generation
 from tpserve.frontend.responses import GenerationResponse
-from tpserve.sampling import SamplingDefaults
+from tpserve.frontend.service import Service
+from tpserve.frontend.tokenize import DetokenizeBody, TextMaker, TokenizeBody
+from tpserve.frontend.understand import ToRequest, Understood, check_ignored, model_name, parsed, understand
 
-logger = logging.getLogger("tpserve")
-
-MAX_BODY_BYTES = 8 * 2**20
-BODY_S = 60  # for a body to come in
-
-
-@dataclass(frozen=True)
-class Service:
-    """What the routes need."""
-
-    deployment: Deployment
-    board: Board
-    engine: Engine
-    metrics: Metrics
-    prompts: PromptMaker
-    executor: Executor  # where bodies become prompts
-
-    def health(self) -> health.Health:
-        """The state now."""
-        return health.check(self.board, self.engine, self.deployment.settings.step_timeout)
+_ToAnswer = Callable[[Understood, Generation], Answer]
+_Convert = Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]]
 
 
-_ToRequest = Callable[[dict[str, Any], int | None, int, SamplingDefaults], schema.GenerateRequest]
-
-
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service) -> ASGIApp:
     """The application. It keeps no state of its own."""
-    app = FastAPI(title="tpserve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    started = int(time.time())
-    deployment = service.deployment
-
-    def listing(names: tuple[str, ...]) -> dict[str, Any]:
-        return model_list(names, started, deployment.max_model_len, deployment.spec.vocab_size)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await _generate(service, request, schema.completion_request, CompletionAnswer)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        return await _generate(service, request, schema.chat_request, ChatAnswer)
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return JSONResponse(listing(deployment.served_names))
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        return JSONResponse(listing((_model(name, deployment.served_names),))["data"][0])
-
-    @app.head("/health/live")
-    @app.get("/health/live")
-    async def live() -> Response:
-        return JSONResponse({"status": "live"})
-
-    @app.head("/health")
-    @app.head("/health/ready")
-    @app.get("/health")
-    @app.get("/health/ready")
-    async def ready() -> Response:
-        state = service.health()
-        return JSONResponse(asdict(state), 200 if state.is_ready else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
+    app = openapi.new_app(bool(service.deployment.keys), auth.is_open)
+    _add_generation(app, service)
+    _add_conversions(app, service)
+    _add_models(app, service.deployment)
+    _add_monitoring(app, service)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_fault)
-    return app
+    return _wrapped(app, service.deployment)
 
 
-async def _generate(service: Service, request: Request, to_request: _ToRequest, answer: type[Answer]) -> Response:
+def _wrapped(app: ASGIApp, deployment: Deployment) -> ASGIApp:
+    """With what concerns every request, the innermost first: browsers ask for CORS without a key, and want its headers
+    on errors too.
+    """
+    if deployment.keys:
+        app = auth.Auth(app, deployment.keys)
+    if origins := deployment.settings.allowed_origins:
+        shown_headers = [REQUEST_ID, IGNORED_FIELDS, "Retry-After"]
+        app = CORSMiddleware(app, origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown_headers)
+    return Access(app)
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    tokenizer = service.engine.tokenizer
+
+    def completion(understood: Understood, generation: Generation) -> Answer:
+        return CompletionAnswer(understood.model, generation, tokenizer)
+
+    def chat(understood: Understood, generation: Generation) -> Answer:
+        return ChatAnswer(understood.model, generation, tokenizer, understood.new_parser)
+
+    @app.post("/v1/completions", **openapi.generates(CompletionBody, openapi.Completion))
+    async def completions(request: Request) -> Response:
+        """Continue prompts, be they texts or token ids."""
+        return await _generate(service, request, schema.completion_request, completion)
+
+    @app.post("/v1/chat/completions", **openapi.generates(ChatBody, openapi.ChatCompletion))
+    async def chat_completions(request: Request) -> Response:
+        """Answer the last message of a chat."""
+        return await _generate(service, request, schema.chat_request, chat)
+
+
+def _add_conversions(app: FastAPI, service: Service) -> None:
+    deployment = service.deployment
+    texts = TextMaker(service.engine.tokenizer, service.prompts, deployment.spec.vocab_size, deployment.max_model_len)
+
+    @app.post("/tokenize", **openapi.converts(TokenizeBody, openapi.Tokenized))
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt or a chat."""
+        return await _convert(service, request, texts.tokenize)
+
+    @app.post("/detokenize", **openapi.converts(DetokenizeBody, openapi.Detokenized))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return await _convert(service, request, texts.detokenize)
+
+
+def _add_models(app: FastAPI, deployment: Deployment) -> None:
+    started = int(time.time())
+
+    def listing(names: tuple[str, ...]) -> dict[str, Any]:
+        return model_list(names, started, deployment.max_model_len, deployment.spec.vocab_size)
+
+    @_get(app, "/v1/models", **openapi.reads(openapi.Models))
+    async def models() -> Response:
+        """The model, under each name that it is served by."""
+        return JSONResponse(listing(deployment.served_names))
+
+    @_get(app, "/v1/models/{name:path}", openapi_extra=openapi.NAME, **openapi.reads(openapi.Model, 404))
+    async def model(request: Request) -> Response:
+        """The model under one of its names."""
+        name = model_name(request.path_params["name"], deployment.served_names)
+        return JSONResponse(listing((name,))["data"][0])
+
+    @_get(app, "/version", **openapi.reads(openapi.Version))
+    async def version() -> Response:
+        """The version of tpserve."""
+        return JSONResponse({"version": __version__})
+
+
+def _add_monitoring(app: FastAPI, service: Service) -> None:
+    @_get(app, "/health/live", **openapi.reads(openapi.Live))
+    async def live() -> Response:
+        """Whether the server answers at all."""
+        return JSONResponse({"status": "live"})
+
+    ready_operation = openapi.reads(openapi.HealthBody)
+    ready_operation["responses"][503] = {"model": openapi.HealthBody, "description": "Not ready."}
+
+    @_get(app, "/health", **ready_operation)
+    @_get(app, "/health/ready", **ready_operation)
+    async def ready() -> Response:
+        """Whether every rank advances or idles, computed from what they show."""
+        state = service.health()
+        return JSONResponse(asdict(state), 200 if state.is_ready else 503)
+
+    @_get(app, "/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters and timings in Prometheus' text format."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _get(app: FastAPI, path: str, **operation: Any) -> Callable[[Any], Any]:
+    """A route for reading. HEAD is answered, too, but not documented."""
+    return lambda handler: app.head(path, include_in_schema=False)(app.get(path, **operation)(handler))
+
+
+async def _generate(service: Service, request: Request, to_request: ToRequest, to_answer: _ToAnswer) -> Response:
     """Both endpoints: the body becomes a request and its prompts, off the event loop; the response then generates."""
     arrived = time.monotonic()
     service.engine.check_open()
-    body = await _read_body(request)
+    body = await upload.read(request)
     loop = asyncio.get_running_loop()
-    model, wanted, prompts = await loop.run_in_executor(service.executor, _understand, service, body, to_request)
-    generation = Generation(wanted, prompts, arrived)
-    return GenerationResponse(service.engine, generation, answer(model, wanted.include_usage))
+    understood = await loop.run_in_executor(service.executor, understand, service, body, to_request)
+    wanted, state = understood.request, request.scope["state"]
+    if wanted.grammar:
+        await service.grammars.check(wanted.grammar, understood.constraint)
+    priority, max_wait_s = auth.granted(state.get("key"), wanted.priority, service.deployment.settings.queue_timeout)
+    generation = Generation(wanted, understood.prompts, arrived, priority, max_wait_s, understood.echoes)
+    state |= {"generation": generation, "ignored": wanted.ignored}
+    return GenerationResponse(service.engine, generation, to_answer(understood, generation))
 
 
-def _understand(service: Service, body: bytes, to_request: _ToRequest) -> tuple[str, schema.GenerateRequest, list[np.ndarray]]:
-    """The name to answer under, the request, and the ids of its prompts. Raises ApiError."""
-    deployment = service.deployment
-    fields = schema.parse_json(body)
-    model = _model(fields.get("model"), deployment.served_names)  # before all else: it may be another server's request
-    wanted = to_request(fields, deployment.settings.seed, deployment.spec.vocab_size, deployment.sampling)
-    return model, wanted, service.prompts.prompts(wanted)
+async def _convert(service: Service, request: Request, convert: _Convert) -> Response:
+    """Both endpoints for text and ids."""
+    body = await upload.read(request)
 
+    def answer() -> tuple[bytes, list[str]]:
+        fields = parsed(body)
+        model_name(fields.get("model"), service.deployment.served_names)
+        made, ignored = convert(fields)
+        check_ignored(ignored, service.deployment.settings.strict)
+        return json.dumps(made, ensure_ascii=False).encode(), ignored
 
-async def _read_body(request: Request) -> bytes:
-    """The body, never holding more of it than is allowed. Raises BodyTooLarge, BodyTooSlow, Unavailable."""
-    announced = request.headers.get("content-length", "")
-    body = bytearray()
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-        raise BodyTooLarge(f"the body has {announced} bytes; {MAX_BODY_BYTES} is the most")
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
-    except TimeoutError:
-        raise BodyTooSlow(f"the body did not come within {BODY_S} s") from None
-    except asyncio.CancelledError:  # by uvicorn, which waits no longer for uploads when the server ends
-        raise Unavailable("the server is shutting down") from None
-    return bytes(body)
-
-
-def _model(asked: object, served_names: tuple[str, ...]) -> str:
-    """The name to answer under; the first when none is asked for."""
-    if asked is None:
-        return served_names[0]
-    if not isinstance(asked, str):
-        raise InvalidRequest("model: must be a string", "model")
-    if asked in served_names:
-        return asked
-    served = ", ".join(served_names)
-    raise UnknownModel(f"the model {shown(asked)!r} is not served here; served: {served}", "model", "model_not_found")
+    made, request.scope["state"]["ignored"] = await asyncio.get_running_loop().run_in_executor(service.executor, answer)
+    return Response(made, media_type="application/json")
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:
@@ -172,9 +185,23 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router says: unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {shown(request.url.path)}"
-    message = {404: f"{what}: no such endpoint", 405: f"{what}: wrong method"}.get(error.status_code, error.detail)
-    return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+    what, code = f"{request.method} {shown(request.url.path)}", None
+    message, served = error.detail, {route.path for route in request.app.routes if isinstance(route, Route)}
+    headers = dict(error.headers or {})
+    match error.status_code:
+        case 404:
+            message, code = f"{what}: no such endpoint; {paths.alternative(request.url.path, served)}", "unknown_url"
+        case 405:
+            headers["Allow"] = _allowed(request)
+            message, code = f"{what}: wrong method; allowed: {headers['Allow']}", "method_not_allowed"
+    return JSONResponse(error_body(message, "invalid_request_error", None, code), error.status_code, headers)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes of the request's path: the router names those of the first."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in fitting for method in route.methods or ()})) or "GET, HEAD"  # of a file
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

@@ -11,8 +11,8 @@ import codecs
 from collections.abc import Sequence
 
 from tpserve.frontend.stops import StopFinder, StopPattern
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.messages import Finish
+from tpserve.tokenizer import Tokenizer
 
 
 class Detokenizer:
@@ -38,15 +38,26 @@ class Detokenizer:
 class AnswerText:
     """The text of one choice up to its end or a stop string, kept until the client takes it.
 
-    `hidden_ids` are not shown (special tokens), but the search for stop strings sees them.
+    `hidden_ids` are not shown (special tokens), but the search for stop strings sees them. A stop string counts when
+    more than `min_tokens` ids have come; what ends the text is shown only if `include_stop`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, patterns: Sequence[StopPattern], hidden_ids: frozenset[int]):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        patterns: Sequence[StopPattern],
+        hidden_ids: frozenset[int],
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ):
         self._tokenizer = tokenizer
         self._hidden_ids = hidden_ids
+        self._ids_before_stop = min_tokens
+        self._include_stop = include_stop
         self._detokenizer = Detokenizer(tokenizer)
-        self._finder = StopFinder(patterns)
+        self._finder = StopFinder(patterns, include_stop)
         self._untaken: list[str] = []
+        self.released = 0  # characters that have come out, taken or not
 
     @property
     def is_stopped(self) -> bool:
@@ -58,17 +69,23 @@ class AnswerText:
         """The stop string that has ended the text."""
         return self._finder.found
 
-    def add(self, id_: int, finish: Finish = Finish.NONE) -> None:
-        """Take the next id, with the engine's reason to end after it. An end-of-sequence id is never shown."""
-        hidden = finish is Finish.STOP or id_ in self._hidden_ids
-        if not hidden:
-            self._show(self._detokenizer.add(id_))
+    def add(self, id_: int, finish: Finish = Finish.NONE) -> tuple[str, bytes]:
+        """Take the next id, with the engine's reason to end after it.
+
+        Returns what it adds to the text that is shown, should no stop string cut it: characters, and its bytes.
+        """
+        may_stop = self._ids_before_stop <= 0
+        self._ids_before_stop -= 1
+        hidden = id_ in self._hidden_ids or (finish is Finish.STOP and not self._include_stop)
+        text = "" if hidden else self._detokenizer.add(id_)
         if finish:
-            self._show(self._detokenizer.end())
+            text += self._detokenizer.end()
+        self._put(self._finder.feed(text, may_stop=may_stop))
         if hidden:
-            self._show(self._tokenizer.text_of(id_), shown=False)
+            self._put(self._finder.feed(self._tokenizer.text_of(id_), shown=False, may_stop=may_stop))
         if finish:
-            self._untaken.append(self._finder.end())
+            self._put(self._finder.end())
+        return text, b"" if hidden else self._tokenizer.piece(id_)
 
     def take(self) -> str:
         """The text that came since the last call."""
@@ -76,5 +93,6 @@ class AnswerText:
         self._untaken.clear()
         return text
 
-    def _show(self, text: str, shown: bool = True) -> None:
-        self._untaken.append(self._finder.feed(text, shown))
+    def _put(self, text: str) -> None:
+        self._untaken.append(text)
+        self.released += len(text)

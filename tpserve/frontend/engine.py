@@ -8,18 +8,23 @@ import itertools
 import logging
 import time
 
+import numpy as np
 import zmq
 import zmq.asyncio
 
 from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
-from tpserve.frontend.errors import ApiError, EngineFault, InvalidRequest, Unavailable
+from tpserve.frontend.errors import ApiError, EngineFault, InvalidRequest, TooManyRequests, Unavailable
+from tpserve.frontend.logprobs import Score, split
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.records import Choice, Generation, Record, new_record
-from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Abort, Finish, Message, Refused, Stats, Submit, Tokens, decode, encode
+from tpserve.messages import Abort, Finish, Message, PromptScores, Refusal, Refused, Stats, Submit, Tokens, decode, encode
+from tpserve.tokenizer import Tokenizer
 
 logger = logging.getLogger("tpserve")
+
+_NOT_FINITE = "the model's output was not finite numbers"
+_TOO_COMPLEX = "the answer was ended: its grammar takes more work than is allowed; ask for a simpler form"
 
 
 class Engine:
@@ -29,9 +34,10 @@ class Engine:
         self.epoch = 0  # 0: none is up yet
         self.refusal: str | None = "the model is still loading"  # why no request is taken now
         self._deployment = deployment
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._metrics = metrics
         self._stats = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._wait_s = 0.0  # in the queue, of who left it last
         self._numbers = itertools.count(1)
         self._records: dict[int, Record] = {}  # those with open choices
         self._generations: set[Generation] = set()  # until their clients have the last byte
@@ -83,7 +89,7 @@ class Engine:
         self._generations.add(generation)
         self._idle.clear()
         for place in range(len(generation.prompts)):
-            record = new_record(generation, place, next(self._numbers), self._tokenizer, self._deployment)
+            record = new_record(generation, place, next(self._numbers), self.tokenizer, self._deployment)
             generation.records.append(record)
             self._records[record.number] = record
             self._send(record.submit())
@@ -122,39 +128,70 @@ class Engine:
         match message:
             case Tokens():
                 self._on_tokens(message)
+            case PromptScores():
+                self._on_prompt_scores(message)
             case Refused():
-                record = self._records.get(message.request)
-                if record is not None:
-                    self._fail(record.generation, InvalidRequest(message.reason))
+                self._on_refused(message)
             case Stats():
                 self._stats = message
                 self._metrics.engine(message)
             case _:
                 raise MessageError(f"a {type(message).__name__} is not for the frontend")
 
+    def _on_refused(self, message: Refused) -> None:
+        record = self._records.get(message.request)
+        if record is not None:
+            self._fail(record.generation, self._refused(message))
+
+    def _refused(self, message: Refused) -> ApiError:
+        match message.kind:
+            case Refusal.QUEUE_FULL:
+                return TooManyRequests(message.reason, "queue_full", self._wait_s)
+            case Refusal.WAITED:
+                return Unavailable(message.reason, "queue_timeout", self._wait_s)
+        return InvalidRequest(message.reason)
+
+    def _on_prompt_scores(self, message: PromptScores) -> None:
+        record = self._records.get(message.request)
+        if record is None:
+            return  # it ended here while the engine was at work on it
+        if np.isfinite(message.scores.logprobs).all():
+            record.prompt_scores.append(message.scores)
+        else:
+            self._fail(record.generation, EngineFault(_NOT_FINITE))
+
     def _on_tokens(self, message: Tokens) -> None:
         now, generated = time.monotonic(), 0
         columns = (message.requests, message.choices, message.ids, message.finishes, message.cached)
-        for number, place, id_, finish, cached in zip(*(column.tolist() for column in columns)):
+        scores = split(message.scores) if len(message.scores.counts) else [None] * len(message.ids)
+        for number, place, id_, finish, cached, score in zip(*(column.tolist() for column in columns), scores, strict=True):
             record = self._records.get(number)
             if record is None or record.choices[place].finish_reason is not None:
                 continue  # it ended here while the engine was at work on it
             if finish == Finish.ERROR:
-                self._fail(record.generation, EngineFault("the model's output was not finite numbers"))
+                self._fail(record.generation, EngineFault(_NOT_FINITE))
                 continue
-            generated += 1
-            self._take(record, record.choices[place], id_, Finish(finish), cached, now)
+            if finish == Finish.TOO_COMPLEX:
+                self._fail(record.generation, InvalidRequest(_TOO_COMPLEX))
+                continue
+            generated += record.choices[place].keeps_ids
+            self._take(record, record.choices[place], id_, Finish(finish), score, cached, now)
         self._metrics.step(message, generated)
+        if len(message.waits):
+            self._wait_s = float(message.waits[-1])
 
-    def _take(self, record: Record, choice: Choice, id_: int, finish: Finish, cached: int, now: float) -> None:
+    def _take(
+        self, record: Record, choice: Choice, id_: int, finish: Finish, score: Score | None, cached: int, now: float
+    ) -> None:
         generation = record.generation
+        is_first = not choice.first_at
         try:
-            choice.add(id_, finish, now)
+            choice.add(id_, finish, now, score)
         except Exception:  # this request's text must not end the others
             logger.exception("request %d: its text could not be decoded", record.number)
             self._fail(generation, EngineFault("the answer could not be decoded"))
             return
-        if len(choice.ids) == 1:
+        if is_first:
             choice.cached_tokens = cached
             self._metrics.first_token(now - generation.arrived)
         if not record.is_started:

@@ -1,21 +1,26 @@
 """Every error an HTTP client can get, and OpenAI's shape for it.
 
 ApiError
-├── InvalidRequest   400  the body is wrong; `param` names the field
-├── UnknownModel     404
-├── BodyTooSlow      408
-├── BodyTooLarge     413
-├── Unavailable      503  not now: try again, or elsewhere
-└── EngineFault      500  the request failed through no fault of the client
+├── InvalidRequest    400  the body is wrong; `param` names the field
+├── Unauthorized      401  no key, or a wrong one
+├── UnknownModel      404
+├── BodyTooSlow       408
+├── HeadersTooSlow    408
+├── BodyTooLarge      413
+├── HeadersTooLarge   431
+├── TooManyRequests   429  the queue is full: try again later
+├── Unavailable       503  not now: try again, or elsewhere
+└── EngineFault       500  the request failed through no fault of the client
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import math
+from typing import Any
 
 from starlette.responses import JSONResponse
 
-_RETRY_AFTER_S = 5
+RETRY_AFTER_S = 5.0
 _MOST_SHOWN = 100  # characters
 
 
@@ -24,13 +29,13 @@ class ApiError(Exception):
 
     status = 500
     type = "server_error"
-    headers: ClassVar[dict[str, str] | None] = None
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
+        self.headers: dict[str, str] = {}
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -48,6 +53,17 @@ class InvalidRequest(ApiError):
     type = "invalid_request_error"
 
 
+class Unauthorized(ApiError):
+    """The request has no key that the server knows."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self, message: str):
+        super().__init__(message, code="invalid_api_key")
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
 class UnknownModel(ApiError):
     """The model of the request is not served here."""
 
@@ -62,6 +78,10 @@ class BodyTooSlow(ApiError):
     type = "invalid_request_error"
 
 
+class HeadersTooSlow(BodyTooSlow):
+    """The request's head did not come in time."""
+
+
 class BodyTooLarge(ApiError):
     """The body has more bytes than any request needs."""
 
@@ -69,11 +89,32 @@ class BodyTooLarge(ApiError):
     type = "invalid_request_error"
 
 
-class Unavailable(ApiError):
-    """The server takes no requests now: it is loading or ending."""
+class HeadersTooLarge(ApiError):
+    """The request's head has more bytes than any request needs."""
+
+    status = 431
+    type = "invalid_request_error"
+
+
+class _Later(ApiError):
+    """It may go well in some seconds."""
+
+    def __init__(self, message: str, code: str | None = None, retry_after_s: float = RETRY_AFTER_S):
+        super().__init__(message, code=code)
+        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+
+class TooManyRequests(_Later):
+    """The queue is full."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class Unavailable(_Later):
+    """The server takes no requests now, since it is loading or ending; or the request has waited too long."""
 
     status = 503
-    headers: ClassVar[dict[str, str] | None] = {"Retry-After": str(_RETRY_AFTER_S)}
 
 
 class EngineFault(ApiError):

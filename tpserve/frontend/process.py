@@ -15,19 +15,23 @@ from pathlib import Path
 
 import uvicorn
 import zmq
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from tpserve.board import Board
 from tpserve.child import Charge, Control
 from tpserve.frontend import template
-from tpserve.frontend.app import Service, create_app
+from tpserve.frontend.app import create_app
+from tpserve.frontend.compiler.checker import GrammarChecker
 from tpserve.frontend.engine import Engine
 from tpserve.frontend.link import Link, readable
+from tpserve.frontend.message_format import MessageFormat
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
-from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.frontend.protocol import MAX_HEADER_BYTES, Protocol
+from tpserve.frontend.service import Service
 from tpserve.listen import listen
 from tpserve.messages import Drained
+from tpserve.tokenizer import Tokenizer
 
 logger = logging.getLogger("tpserve")
 
@@ -35,7 +39,6 @@ _STOPPING = "the server is shutting down"
 _FAREWELL_S = 1.0  # for telling clients that their requests are cut
 _PROMPT_THREADS = 2
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they and not we close them
-_MAX_HEADER_BYTES = 64 * 1024
 
 
 def serve(charge: Charge, control: Control, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -65,7 +68,12 @@ class Frontend(Link):
         self._bound = socket.socket(fileno=charge.listen_fd)
         self._executor = ThreadPoolExecutor(_PROMPT_THREADS, "prompts")
         prompts = PromptMaker(tokenizer, chat_template, deployment.spec.vocab_size, deployment.max_model_len)
-        service = Service(deployment, Board(charge.board_fd), self.engine, metrics, prompts, self._executor)
+        settings = deployment.settings
+        form = MessageFormat(chat_template, tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+        logger.info("tool calls: %s", form.described)
+        self._grammars = GrammarChecker(deployment.tokenizer_path, deployment.spec.vocab_size, deployment.stop_ids)
+        board = Board(charge.board_fd)
+        service = Service(deployment, board, self.engine, metrics, prompts, form, self._grammars, self._executor)
         self._server = http_server(create_app(service))
 
     async def run(self) -> None:
@@ -83,6 +91,7 @@ class Frontend(Link):
             self._server.should_exit = True
             await asyncio.wait([http])
             self.engine.close()
+            await self._grammars.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def drain(self) -> None:
@@ -127,22 +136,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-def http_server(app: FastAPI) -> uvicorn.Server:
-    """A server for the app. h11, for it bounds the size of headers; uvicorn's log goes where ours goes."""
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """A server for the app. uvicorn's log goes where ours goes; what it warns of, clients could fill the log with."""
     log = logging.getLogger("uvicorn")
     log.handlers, log.propagate = logger.handlers, False
-    log.setLevel(logging.WARNING)
+    log.setLevel(logging.ERROR)
     return _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
 
 import numpy as np
 
 from tpserve.frontend.errors import InvalidRequest
-from tpserve.frontend.schema import GenerateRequest, Message
+from tpserve.frontend.schema import GenerateRequest
 from tpserve.frontend.template import ChatTemplate, TemplateRefusal
-from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.tokenizer import Tokenizer
 
 
 class PromptMaker:
@@ -24,21 +24,29 @@ class PromptMaker:
     def prompts(self, request: GenerateRequest) -> list[np.ndarray]:
         """The ids of each prompt, int32, 1 to max_model_len - 1 of them. Raises InvalidRequest."""
         if request.messages is not None:
-            return [self.from_text(self.render(request.messages), "messages", add_special_tokens=False)]
+            return [self.from_text(self.render(request), "messages", request.add_special_tokens)]
         return [
-            self._fitting(prompt, "prompt") if not isinstance(prompt, str) else self.from_text(prompt, "prompt", True)
+            self.from_text(prompt, "prompt", request.add_special_tokens)
+            if isinstance(prompt, str)
+            else self._fitting(prompt, "prompt")
             for prompt in request.prompts or ()
         ]
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The text that the chat template makes of them. Raises InvalidRequest."""
+    def render(self, request: GenerateRequest) -> str:
+        """The text that the chat template makes of a chat. Raises InvalidRequest."""
         if self._template is None:
             remedy = "give one (--chat-template FILE; chat_template in Python), or use completions"
             raise InvalidRequest(f"messages: the model has no chat template; {remedy}", "messages")
+        messages, end = request.messages or (), ""
+        if request.template_kwargs.get("continue_final_message"):
+            end = secrets.token_hex(16)  # marks where the prompt ends; no client can know it
+            messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + end})
+        tools = None if request.tools is None else request.tools.tools
         try:
-            return self._template.render(messages)
+            text = self._template.render(messages, tools, request.template_kwargs)
         except TemplateRefusal as error:
             raise InvalidRequest(f"messages: the model's chat template refused them: {error}", "messages") from error
+        return self._up_to(end, text) if end else text
 
     def from_text(self, text: str, param: str, add_special_tokens: bool) -> np.ndarray:
         """The text's ids, int32. `param` is the field that the text comes from. Raises InvalidRequest."""
@@ -66,3 +74,10 @@ class PromptMaker:
     def _too_long(self, count: str, param: str) -> InvalidRequest:
         limit = f"with at least one of answer it must fit into {self._max_model_len}"
         return InvalidRequest(f"{param}: the prompt has {count} tokens; {limit}", param, "context_length_exceeded")
+
+    def _up_to(self, end: str, text: str) -> str:
+        before, mark, _ = text.rpartition(end)
+        if not mark:
+            name = "continue_final_message"
+            raise InvalidRequest(f"{name}: the model's chat template does not show the final message's content", name)
+        return before

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from starlette.responses import JSONResponse, Response
+from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpserve.frontend.answers import Answer, event
 from tpserve.frontend.engine import Engine
-from tpserve.frontend.records import Generation
+from tpserve.frontend.records import Choice, Generation, News
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,7 +65,12 @@ class GenerationResponse(Response):
         if generation.error is not None:
             raise generation.error
         if not generation.hung_up:
-            await JSONResponse(self._answer.whole(generation))(scope, receive, send)
+            content = await asyncio.to_thread(self._rendered)
+            await Response(content, media_type="application/json")(scope, receive, send)
+
+    def _rendered(self) -> bytes:
+        """The whole answer. With many logprobs it takes a while, in which others are served."""
+        return to_json(self._answer.whole())
 
     async def _stream(self, send: Send) -> None:
         """Headers go out with the first news: what fails before it still gets a status code of its own."""
@@ -80,11 +86,17 @@ class GenerationResponse(Response):
 
     async def _news(self) -> tuple[bytes, bool]:
         """Events for all that came since the last call, and whether nothing comes after them."""
-        choices = await self._generation.changes()
-        return b"".join(map(self._answer.events, choices)), self._generation.is_over
+        news = [(choice, choice.take()) for choice in await self._generation.changes()]
+        is_over = self._generation.is_over
+        if self._generation.request.prompt_likeliest < 0:
+            return self._events(news), is_over
+        return await asyncio.to_thread(self._events, news), is_over
+
+    def _events(self, news: list[tuple[Choice, News]]) -> bytes:
+        return b"".join(self._answer.events(choice, its_news) for choice, its_news in news)
 
     def _last_events(self) -> bytes:
         """The end of the stream. After an error no [DONE] follows: it would tell clients that the answer is whole."""
         if self._generation.error is not None:
             return event(self._generation.error.body())
-        return self._answer.last_events(self._generation)
+        return self._answer.last_events()

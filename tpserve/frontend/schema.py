@@ -1,34 +1,33 @@
-"""The bodies of requests: checked field by field, then turned into one frozen `GenerateRequest`.
+"""What a body asks for, as one frozen `GenerateRequest`.
 
-Nothing is ignored: a field is honoured, or has a value that asks for nothing, or is refused by name.
+Nothing is ignored: a field is honoured, or has a value that asks for nothing, or is refused by name. Fields that nobody
+knows are kept by name: it is for the caller to refuse them, or to say that they have no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import numpy as np
 import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tpserve.frontend import neutral
+from tpserve.frontend.body import MAX_CHOICES, Body, ChatBody, CompletionBody, Prompt
+from tpserve.frontend.chat import Message, for_template, render_options
 from tpserve.frontend.errors import InvalidRequest
+from tpserve.frontend.structured import FIELDS, grammar_of
+from tpserve.frontend.tools import ChatTools
+from tpserve.frontend.tools.declared import chat_tools
 from tpserve.messages import Sampling
-from tpserve.sampling import AdditivePenalty, MinP, RepetitionPenalty, SamplingDefaults, Temperature, TopK, TopP
+from tpserve.sampling import SamplingDefaults
 
-MAX_N = 128
-MAX_CHOICES = 1024  # prompts x n of one request
 MAX_FIELDS = 200  # of a body: what is beyond is not looked at one by one
-MAX_MESSAGES = 10_000
-MAX_STOPS = 16
-MAX_STOP_CHARS = 512
 _LEAST_TEMPERATURE = 1e-5  # below it a request is greedy
 _LEAST_TOP_P = 1e-9  # below it only the likeliest id can be left, in any vocabulary
 OPENAI_DEFAULTS = SamplingDefaults()
-
-Prompt = str | list[int]
-Message = dict[str, str]  # role, content, and name if given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +36,45 @@ class GenerateRequest:
 
     prompts: tuple[Prompt, ...] | None
     messages: tuple[Message, ...] | None
+    add_special_tokens: bool  # such as BOS, to prompts that are texts
     n: int
-    max_tokens: int | None  # None: the room left
+    max_tokens: int | None  # None: the room left; 0: the prompt is only worked through
+    min_tokens: int = 0
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # in the text
     sampling: Sampling
     has_seed: bool  # if not, each prompt draws one
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # how many likeliest ids beside the one sampled; None: no logprobs at all
+    prompt_logprobs: int | None = None  # the same of the prompt's ids
+    echo: bool = False
     ignore_eos: bool
     skip_special_tokens: bool
+    shown_ids: frozenset[int] = frozenset()  # special tokens that are not skipped: they mark calls and reasoning
+    grammar: str = ""  # that constrains the answer, as llguidance has it; "" is none
+    tools: ChatTools | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str = ""
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False  # in every chunk of the stream
+    ignored: tuple[str, ...] = ()  # fields of the body that nobody knows
+
+    @property
+    def prompt_likeliest(self) -> int:
+        """As `prompt_logprobs`, with what the echo shows; -1 for none."""
+        asked = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max(-1 if count is None else count for count in asked)
+
+    def check(self, prompts: Sequence[np.ndarray], max_model_len: int) -> None:
+        """What can be told only by the prompts' ids. Raises InvalidRequest."""
+        if self.min_tokens and self.grammar:
+            raise InvalidRequest("min_tokens: not with a grammar, which says where the answer ends", "min_tokens")
+        room = max_model_len - max(map(len, prompts))
+        if self.min_tokens > room:
+            raise InvalidRequest(f"min_tokens: {self.min_tokens} do not fit: the prompt leaves room for {room}", "min_tokens")
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -61,162 +90,57 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _stops(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(stops, list) or any(type(stop) is not str for stop in stops):
-        raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS or any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
-    return stops
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    if isinstance(value, list) and len(value) > MAX_CHOICES and type(value[0]) is not int:
-        raise ValueError(f"{len(value)} prompts are more than the {MAX_CHOICES} choices of one request")
-    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
-    if not isinstance(prompts, list) or not (all(type(one) is str for one in prompts) or all(map(_is_ids, prompts))):
-        raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
-    if not prompts or not all(prompts):
-        raise ValueError("must not be empty")
-    return prompts
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(type(id_) is int for id_ in value)
-
-
-def _content(value: Any) -> str:
-    """A string as it is; text parts joined by line ends."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
-        raise ValueError("must be a string or a list of text parts")
-    for part in value:
-        kind = part.get("type")
-        if kind != "text":
-            raise ValueError(f"a part of type {kind!r} is not supported yet; text is")
-        if type(part.get("text")) is not str:
-            raise ValueError("a text part must have a string 'text'")
-    return "\n".join(part["text"] for part in value)
-
-
-class _Strict(BaseModel):
-    """JSON's types are not converted. Fields that are not declared are left to `neutral.check`."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
-    """`stream_options` of a request."""
-
-    include_usage: bool | None = None
-
-
-class ChatMessage(_Strict):
-    """One entry of `messages`."""
-
-    role: Annotated[str, Field(min_length=1)]
-    content: Annotated[str, BeforeValidator(_content)]
-    name: str | None = None
-
-
-class _Generate(_Strict):
-    """What both endpoints have in common. A field that is null is as if it were absent."""
-
-    model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: AdditivePenalty | None = None
-    frequency_penalty: AdditivePenalty | None = None
-    seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    user: str | None = None  # this and the next three are the client's own notes
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: dict[str, Any] | None = None
-
-    def sampling(self, default_seed: int | None, vocab_size: int, defaults: SamplingDefaults) -> Sampling:
-        """How ids are chosen; seed 0 where neither the client nor the user of the server gives one."""
-        asked = {name: value for name in SamplingDefaults.model_fields if (value := getattr(self, name)) is not None}
-        wanted = defaults.model_copy(update=asked)
-        is_greedy = wanted.temperature < _LEAST_TEMPERATURE or wanted.top_p < _LEAST_TOP_P
-        seed = default_seed if self.seed is None else self.seed
-        return Sampling(
-            temperature=0.0 if is_greedy else wanted.temperature,
-            top_k=0 if wanted.top_k >= vocab_size else max(0, wanted.top_k),
-            top_p=wanted.top_p,
-            min_p=wanted.min_p,
-            repetition_penalty=wanted.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            seed=(seed or 0) % 2**64,
-        )
-
-    def token_limit(self) -> int | None:
-        """The most ids of an answer that the client wants."""
-        asked = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
-        if len(asked) > 1:
-            raise InvalidRequest("max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
-        return asked.pop() if asked else None
-
-
-class CompletionBody(_Generate):
-    """Body of POST /v1/completions."""
-
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
-
-
-class ChatBody(_Generate):
-    """Body of POST /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
 def completion_request(
     body: Mapping[str, Any], default_seed: int | None, vocab_size: int, defaults: SamplingDefaults = OPENAI_DEFAULTS
 ) -> GenerateRequest:
     """The request that a body of /v1/completions makes. Raises InvalidRequest."""
-    checked = _validated(CompletionBody, body)
-    _refuse_unknown(checked, neutral.COMPLETION)
-    sampling = checked.sampling(default_seed, vocab_size, defaults)
-    return _request(checked, default_seed, sampling, prompts=tuple(checked.prompt))
+    checked = validated(CompletionBody, body)
+    return GenerateRequest(
+        prompts=tuple(checked.prompt),
+        messages=None,
+        logprobs=checked.logprobs,
+        echo=bool(checked.echo),
+        ignored=tuple(_unknown(checked, neutral.COMPLETION)),
+        **_common(checked, len(checked.prompt), default_seed, vocab_size, defaults, add_special_tokens=True),
+    )
 
 
 def chat_request(
     body: Mapping[str, Any], default_seed: int | None, vocab_size: int, defaults: SamplingDefaults = OPENAI_DEFAULTS
 ) -> GenerateRequest:
     """The request that a body of /v1/chat/completions makes. Raises InvalidRequest."""
-    checked = _validated(ChatBody, body)
-    _refuse_unknown(checked, neutral.CHAT)
-    messages = tuple(_message(message, index) for index, message in enumerate(checked.messages))
-    return _request(checked, default_seed, checked.sampling(default_seed, vocab_size, defaults), messages=messages)
+    checked = validated(ChatBody, body)
+    ignored = _unknown(checked, neutral.CHAT)
+    if checked.top_logprobs and not checked.logprobs:
+        raise InvalidRequest("top_logprobs: only with logprobs true", "top_logprobs")
+    messages = for_template(checked.messages, ignored)
+    kwargs = checked.chat_template_kwargs or {}
+    return GenerateRequest(
+        prompts=None,
+        messages=messages,
+        tools=chat_tools(checked.tools, checked.tool_choice, checked.parallel_tool_calls),
+        template_kwargs=render_options(kwargs, messages, checked.add_generation_prompt, checked.continue_final_message),
+        logprobs=(checked.top_logprobs or 0) if checked.logprobs else None,
+        ignored=tuple(ignored),
+        **_common(checked, 1, default_seed, vocab_size, defaults, add_special_tokens=False),
+    )
 
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-def _validated(kind: type[_Body], body: Mapping[str, Any]) -> _Body:
+def validated(kind: type[_Body], body: Mapping[str, Any]) -> _Body:
+    """The body as a model. Raises InvalidRequest with the first field that is wrong."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = _path(first["loc"])
-        raise InvalidRequest(f"{field}: {_reason(first)}", str(first["loc"][0])) from None
+        raise InvalidRequest(f"{_path(first['loc'])}: {_reason(first)}", str(first["loc"][0])) from None
 
 
 def _reason(error: pydantic_core.ErrorDetails) -> str:
     match error["type"]:
-        case "value_error":  # raised in this module
+        case "value_error":  # raised in this program
             return str(error["ctx"]["error"])
         case "model_type":
             return "must be an object"
@@ -228,45 +152,92 @@ def _path(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
 
 
-def _refuse_unknown(checked: _Generate, table: neutral.Table) -> None:
-    neutral.check(checked.model_extra or {}, {**table, "best_of": (1, checked.n or 1)})
-    if checked.stream_options is None:
-        return
-    if not checked.stream:
-        raise InvalidRequest("stream_options: only with stream true", "stream_options")
-    neutral.check(checked.stream_options.model_extra or {}, neutral.STREAM_OPTIONS, "stream_options.")
+def _unknown(body: Body, table: neutral.Table) -> list[str]:
+    """The fields that nobody knows. Raises InvalidRequest for those that are known and not built."""
+    unknown = neutral.check(body.model_extra or {}, table)
+    if body.stream_options is not None:
+        unknown += neutral.check(body.stream_options.model_extra or {}, neutral.STREAM_OPTIONS, "stream_options.")
+    return unknown
 
 
-def _message(message: ChatMessage, index: int) -> Message:
-    where = f"messages[{index}]."
-    neutral.check(message.model_extra or {}, neutral.MESSAGE, where)
-    if message.role in ("tool", "function"):
-        raise InvalidRequest(f"{where}role: {message.role!r} is not supported yet", "messages")
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": message.role, "content": message.content, **named}
-
-
-def _request(
-    body: _Generate,
+def _common(
+    body: Body,
+    prompts: int,
     default_seed: int | None,
-    sampling: Sampling,
-    prompts: tuple[Prompt, ...] | None = None,
-    messages: tuple[Message, ...] | None = None,
-) -> GenerateRequest:
-    n = body.n or 1
-    count = len(prompts) if prompts else 1
-    if count * n > MAX_CHOICES:
-        raise InvalidRequest(f"{count} prompts x n {n} is more than the {MAX_CHOICES} choices of one request", "prompt")
-    return GenerateRequest(
-        prompts=prompts,
-        messages=messages,
-        n=n,
-        max_tokens=body.token_limit(),
-        stop=tuple(dict.fromkeys(body.stop)),
-        sampling=sampling,
-        has_seed=not (body.seed is None and default_seed is None),
-        ignore_eos=bool(body.ignore_eos),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+    vocab_size: int,
+    defaults: SamplingDefaults,
+    add_special_tokens: bool,
+) -> dict[str, Any]:
+    """The fields of the request that both endpoints have; `add_special_tokens` is the endpoint's own default."""
+    n, max_tokens = body.n or 1, _token_limit(body)
+    _check_together(body, n, prompts, max_tokens)
+    _check_ids("logit_bias", body.logit_bias, vocab_size)
+    _check_ids("stop_token_ids", body.stop_token_ids, vocab_size)
+    options = body.stream_options
+    return {
+        "add_special_tokens": add_special_tokens if body.add_special_tokens is None else body.add_special_tokens,
+        "n": n,
+        "max_tokens": max_tokens,
+        "min_tokens": body.min_tokens or 0,
+        "stop": body.stop,
+        "stop_token_ids": body.stop_token_ids,
+        "include_stop": bool(body.include_stop_str_in_output),
+        "sampling": _sampling(body, default_seed, vocab_size, defaults),
+        "has_seed": not (body.seed is None and default_seed is None),
+        "logit_bias": body.logit_bias,
+        "prompt_logprobs": body.prompt_logprobs,
+        "grammar": grammar_of({name: getattr(body, name) for name in FIELDS}),
+        "ignore_eos": bool(body.ignore_eos),
+        "skip_special_tokens": body.skip_special_tokens is not False,
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt or "",
+        "stream": bool(body.stream),
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.include_usage and options.continuous_usage_stats),
+    }
+
+
+def _token_limit(body: Body) -> int | None:
+    """The most ids of an answer that the client wants."""
+    asked = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
+    if len(asked) > 1:
+        raise InvalidRequest("max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
+    return asked.pop() if asked else None
+
+
+def _check_together(body: Body, n: int, prompts: int, max_tokens: int | None) -> None:
+    """What no field says alone."""
+    if prompts * n > MAX_CHOICES:
+        raise InvalidRequest(f"{prompts} prompts x n {n} is more than the {MAX_CHOICES} choices of one request", "prompt")
+    if body.best_of not in (None, n):
+        raise InvalidRequest(f"best_of: other than n, which is {n}, it is not supported", "best_of")
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(f"min_tokens: {body.min_tokens} is more than max_tokens, {max_tokens}", "min_tokens")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options: only with stream true", "stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs: not with stream true", "prompt_logprobs")
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for id_ in ids:
+        if not 0 <= id_ < vocab_size:
+            raise InvalidRequest(f"{name}: token id {id_} is not in the model's vocabulary (0 to {vocab_size - 1})", name)
+
+
+def _sampling(body: Body, default_seed: int | None, vocab_size: int, defaults: SamplingDefaults) -> Sampling:
+    """How ids are chosen; seed 0 where neither the client nor the user of the server gives one."""
+    asked = {name: value for name in SamplingDefaults.model_fields if (value := getattr(body, name)) is not None}
+    wanted = defaults.model_copy(update=asked)
+    is_greedy = wanted.temperature < _LEAST_TEMPERATURE or wanted.top_p < _LEAST_TOP_P
+    seed = default_seed if body.seed is None else body.seed
+    return Sampling(
+        temperature=0.0 if is_greedy else wanted.temperature,
+        top_k=0 if wanted.top_k >= vocab_size else max(0, wanted.top_k),
+        top_p=wanted.top_p,
+        min_p=wanted.min_p,
+        repetition_penalty=wanted.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=(seed or 0) % 2**64,
     )

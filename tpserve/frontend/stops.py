@@ -32,22 +32,26 @@ class StopPattern:
 
 
 class StopFinder:
-    """The text of one choice on its way to the client, up to the first stop string.
+    """The text of one choice on its way to the client, up to the first stop string, or with it (`include`).
 
     The first is the one that is complete first; of several complete at the same character, the longest.
     Hidden pieces are searched like others but never come out: a stop string may be the text of a special
     token that the client does not see.
     """
 
-    def __init__(self, patterns: Sequence[StopPattern]):
+    def __init__(self, patterns: Sequence[StopPattern], include: bool = False):
         self._patterns = patterns
+        self._include = include
         self._matched = [0] * len(patterns)
         self._held = ""
         self._hidden: list[range] = []  # of `_held`
         self.found: str | None = None  # the stop string that ended the text
 
-    def feed(self, piece: str, shown: bool = True) -> str:
-        """The text that may be shown now. Nothing comes out after a stop string was found."""
+    def feed(self, piece: str, shown: bool = True, may_stop: bool = True) -> str:
+        """The text that may be shown now. Nothing comes out after a stop string was found.
+
+        One that is complete within a piece that may not stop does not count.
+        """
         if not self._patterns:
             return piece if shown else ""
         if self.found is not None:
@@ -56,11 +60,11 @@ class StopFinder:
         self._held += piece
         if not shown:
             self._hidden.append(range(start, len(self._held)))
-        for position, char in enumerate(piece, start):
+        for end, char in enumerate(piece, start + 1):
             whole = self._advance(char)
-            if whole is not None:
+            if whole is not None and may_stop:
                 self.found = whole.text
-                return self._release(position + 1 - len(whole.text))
+                return self._release(end if self._include else end - len(whole.text))
         return self._release(len(self._held) - max(self._matched))
 
     def end(self) -> str:
@@ -71,9 +75,11 @@ class StopFinder:
         """Move every automaton on; the longest stop string that is complete now, if any."""
         whole: StopPattern | None = None
         for index, pattern in enumerate(self._patterns):
-            state = self._matched[index] = pattern.advance(self._matched[index], char)
-            if state == len(pattern.text) and (whole is None or state > len(whole.text)):
-                whole = pattern
+            state = pattern.advance(self._matched[index], char)
+            if state == len(pattern.text):
+                state = pattern.fallback[state]  # from where it goes on, if this one does not count
+                whole = pattern if whole is None or len(pattern.text) > len(whole.text) else whole
+            self._matched[index] = state
         return whole
 
     def _release(self, count: int) -> str:

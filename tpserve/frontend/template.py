@@ -1,24 +1,20 @@
 """The model's chat template: messages to the text of a prompt.
 
-Templates are code from a model folder: they run in Jinja's immutable sandbox, with the names that Hugging
-Face gives them.
+Templates are code from a model folder: they run in a sandbox, with the names that Hugging Face gives them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
-from jinja2 import nodes
-from jinja2.parser import Parser
 
 from tpserve.checkpoint import folder as model_folder
+from tpserve.frontend import sandbox
 from tpserve.settings import UserError
 
 
@@ -27,24 +23,37 @@ class TemplateRefusal(Exception):
 
 
 class ChatTemplate:
-    """A compiled chat template with the special tokens that it may name."""
+    """A compiled chat template with the special tokens that it may name. Some models have another one for chats with tools."""
 
-    def __init__(self, source: str, tokens: dict[str, str]):
+    def __init__(self, source: str, tokens: dict[str, str], source_with_tools: str | None = None):
+        self.source = source if source_with_tools is None else source_with_tools  # that tells of tools
         self._tokens = tokens
-        try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:  # Jinja makes Python of it
-            raise UserError(f"the chat template is not valid Jinja: {str(error) or type(error).__name__}") from None
+        self._template = _compiled(source)
+        self._with_tools = self._template if source_with_tools is None else _compiled(source_with_tools)
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt's text, ending where the assistant's answer begins. Raises TemplateRefusal."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        names: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text, ending where the assistant's answer begins if `names` say nothing else.
+
+        `names` are what else the template may look for. Raises TemplateRefusal.
+        """
+        template = self._with_tools if tools else self._template
+        given = {"tools": tools and [*tools], "documents": None, "add_generation_prompt": True, **(names or {})}
         try:
-            return self._template.render(
-                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._tokens
-            )
-        except Exception as error:  # whatever the template trips over is in the messages
+            return sandbox.render(template, {**given, "messages": self._adapted(messages), **self._tokens})
+        except Exception as error:  # whatever the template trips over is in what it was given
             cause = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise TemplateRefusal(" ".join(cause.split()) or type(error).__name__) from error
+
+    def _adapted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """OpenAI's developer is what others call system; few templates have heard of it."""
+        if "developer" in self.source:
+            return [*messages]
+        return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
@@ -56,39 +65,28 @@ def load(folder: Path, source: str | None = None) -> ChatTemplate | None:
     if source is not None:
         return ChatTemplate(source, tokens)
     config = model_folder.tokenizer_config(folder)
-    file = folder / "chat_template.jinja"
+    file, with_tools = folder / "chat_template.jinja", None
     try:
         source = model_folder.read_text(file) if file.exists() else config.get("chat_template")
         if isinstance(source, list):  # several, by name
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            named = {entry["name"]: entry["template"] for entry in source}
+            source, with_tools = named.get("default"), named.get("tool_use")
     except (OSError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise UserError(f"{folder}: the chat template cannot be read ({type(error).__name__}: {error})") from None
-    if not isinstance(source, str | None):
+    if not isinstance(source, str | None) or not isinstance(with_tools, str | None):
         raise UserError(f"{folder}/tokenizer_config.json: chat_template must be a string")
-    return None if source is None else ChatTemplate(source, tokens)
+    return None if source is None else ChatTemplate(source, tokens, with_tools)
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
-        optimized=False,  # nothing is computed before it is needed, such as "a" * 10**9
-    )
+def _compiled(source: str) -> jinja2.Template:
+    environment = sandbox.Environment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; for a prompt its body is all that matters."""
-
-    tags = {"generation"}  # noqa: RUF012  as the base class has it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    try:
+        return environment.compiled(source)
+    except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:  # Jinja makes Python of it
+        raise UserError(f"the chat template is not valid Jinja: {str(error) or type(error).__name__}") from None
 
 
 def _tojson(

@@ -24,10 +24,10 @@ from tpserve.frontend.engine import Engine
 from tpserve.frontend.errors import ApiError, EngineFault
 from tpserve.frontend.link import Link, readable
 from tpserve.frontend.metrics import Metrics
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.messages import Drained, Started
 from tpserve.offline.job import Job
 from tpserve.settings import UserError
+from tpserve.tokenizer import Tokenizer
 
 _END_S = 3.0  # for the launcher to end everything once it is told to
 _LAST_WORD_S = 1.0  # for what a launcher that has ended said last

@@ -11,7 +11,8 @@ import numpy as np
 from tpserve.frontend.errors import ApiError
 from tpserve.frontend.records import Choice, Generation
 from tpserve.frontend.schema import GenerateRequest
-from tpserve.offline.outputs import RequestOutput, completion
+from tpserve.offline.outputs import RequestOutput, completion, prompt_logprobs
+from tpserve.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,14 @@ class Job(Generation):
             self.error = error
             self._ended.put(self)
 
-    def output(self, number: int) -> RequestOutput:
+    def output(self, number: int, tokenizer: Tokenizer) -> RequestOutput:
         """What has come out, once it is over without an error."""
-        (record,) = self.records
+        (record,), request = self.records, self.request
         return RequestOutput(
             request_id=str(number),
             prompt=self._text,
             prompt_token_ids=record.prompt.tolist(),
-            outputs=[completion(choice) for choice in record.choices],
+            outputs=[completion(choice, request.logprobs, tokenizer) for choice in record.choices],
             num_cached_tokens=record.choices[0].cached_tokens,
+            prompt_logprobs=prompt_logprobs(record, request.prompt_logprobs, tokenizer),
         )

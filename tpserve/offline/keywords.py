@@ -11,7 +11,9 @@ from tpserve.offline.plain import plain
 from tpserve.settings import Settings
 from tpserve.sources import Given
 
-_OF_A_SERVER = {"host", "port", "allow_no_key"}
+_OF_A_SERVER = {
+    "host", "port", "allow_no_key", "api_key", "api_key_file", "allowed_origins", "strict", "max_queue", "queue_timeout",
+}  # fmt: skip
 _KNOWN = spellings.FIELDS.keys() - _OF_A_SERVER
 
 

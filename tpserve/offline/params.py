@@ -9,6 +9,8 @@ from tpserve.frontend import schema
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.offline.plain import plain
 
+_ANY_VOCABULARY = 2**31  # the model's own is told only where the parameters are used
+
 
 @dataclass
 class SamplingParams:
@@ -29,10 +31,10 @@ class SamplingParams:
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = 16  # None: as many as the model's length allows
+    max_tokens: int | None = 16  # None: as many as the model's length allows; 0: only the prompt is worked through
     min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: int | None = None  # of each id, and of so many likeliest ones
+    prompt_logprobs: int | None = None  # the same of the prompt's ids
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -43,8 +45,10 @@ class SamplingParams:
     structured_outputs: Any = None
 
     def __post_init__(self) -> None:
+        if self.structured_outputs is not None:
+            raise ValueError("structured_outputs is not supported yet in SamplingParams")
         try:
-            schema.completion_request({"prompt": "-", **self.body()}, None, 1)
+            schema.completion_request({"prompt": "-", **self.body()}, None, _ANY_VOCABULARY)
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
 

@@ -19,14 +19,29 @@ from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.child import Charge, Control
 from tpserve.codec import MessageError
 from tpserve.memory import page_bytes, pages_for, weight_bytes
-from tpserve.messages import Hello, Loaded, Loading, Logits, Ready, Serve, StepPlan, StepResult, decode, encode
+from tpserve.messages import (
+    Hello,
+    Loaded,
+    Loading,
+    Logits,
+    Message,
+    Ready,
+    SampleMasks,
+    Serve,
+    StepPlan,
+    StepResult,
+    decode,
+    encode,
+)
 from tpserve.model.decoder import Decoder
 from tpserve.parallel.backends import open_collectives
 from tpserve.parallel.collectives import Collectives
 from tpserve.parallel.partition import partition
+from tpserve.worker.biases import Biases
 from tpserve.worker.penalties import Penalties
 from tpserve.worker.runner import Runner, StepOutcome
 from tpserve.worker.sampler import Sampler
+from tpserve.worker.scripted import ScriptedDecoder
 from tpserve.worker.slots import Slots
 
 logger = logging.getLogger("tpserve")
@@ -65,7 +80,7 @@ class Worker:
         self.control.send(Ready("worker", self.charge.rank))
         self._serve(runner, plans)
 
-    def _load(self) -> Decoder:
+    def _load(self) -> Decoder | ScriptedDecoder:
         deployment, spec, rank = self.deployment, self.deployment.spec, self.charge.rank
         total = weight_bytes(spec, self.shard, deployment.dtype)
         self.control.send(Loading(rank, 0, total))
@@ -76,6 +91,8 @@ class Worker:
             self.control.send(Loading(rank, min(done_bytes, total), total))  # norms are kept in a wider type
 
         collectives = self._collectives()  # before the long part, in which one rank may be much slower than another
+        if deployment.settings.script is not None:
+            return ScriptedDecoder(spec, self.shard, collectives, Path(deployment.settings.script))
         weights = load(spec, self.shard, source, self.device, self.storage, self.compute, progress)
         if isinstance(source, Safetensors):
             logger.debug("read %d bytes of tensor slices", source.requested_bytes)
@@ -112,7 +129,7 @@ class Worker:
     def _page_bytes(self) -> int:
         return page_bytes(self.deployment.spec, self.shard, self.deployment.dtype, self.deployment.page_size)
 
-    def _runner(self, decoder: Decoder, pages: int) -> Runner:
+    def _runner(self, decoder: Decoder | ScriptedDecoder, pages: int) -> Runner:
         deployment, spec = self.deployment, self.deployment.spec
         kv_heads = len(self.shard.layers[0].kv_heads)
         shape = (spec.num_layers, 2, pages, deployment.page_size, kv_heads, spec.head_dim)
@@ -122,32 +139,37 @@ class Worker:
         most = pages_for(deployment.max_model_len, deployment.page_size)
         slots = Slots(deployment.max_num_seqs, most, deployment.page_size, self.device)
         penalties = Penalties(deployment.max_num_seqs, self.shard.vocab, self.device)
-        return Runner(decoder, sampler, slots, penalties, pools)
+        biases = Biases(deployment.max_num_seqs, self.shard.vocab, self.device)
+        return Runner(decoder, sampler, slots, penalties, biases, pools)
 
     def _serve(self, runner: Runner, plans: zmq.Socket[bytes]) -> None:
         idle_since = time.perf_counter()
+        while True:
+            plan, data = self._receive(plans)
+            if not isinstance(plan, StepPlan) or plan.step != self.step + 1:
+                raise _unexpected(plan, f"plan {self.step + 1}")
+            self.step = plan.step
+            self.beats.step(plan.step)
+            wait_s = time.perf_counter() - idle_since
+            self._answer(plans, plan, runner.step(plan, data, lambda: self._receive_masks(plans)), wait_s)
+            idle_since = time.perf_counter()
+
+    def _receive(self, plans: zmq.Socket[bytes]) -> tuple[Message, bytes]:
+        """The coordinator's next message of this epoch, and its wire form."""
         while True:
             if not plans.poll(_IDLE_MS):
                 self.beats.beat()
                 continue
             data = plans.recv()
-            plan = self._checked(data)
-            if plan is None:
-                continue
-            self.step = plan.step
-            self.beats.step(plan.step)
-            wait_s = time.perf_counter() - idle_since
-            self._answer(plans, plan, runner.step(plan, data), wait_s)
-            idle_since = time.perf_counter()
+            epoch, message = decode(data)
+            if epoch == self.charge.epoch:
+                return message, data
 
-    def _checked(self, data: bytes) -> StepPlan | None:
-        """The next plan; None for another epoch's. Anything else is a fault."""
-        epoch, plan = decode(data)
-        if epoch != self.charge.epoch:
-            return None
-        if not isinstance(plan, StepPlan) or plan.step != self.step + 1:
-            raise MessageError(f"expected plan {self.step + 1}, got {type(plan).__name__} {getattr(plan, 'step', '')}")
-        return plan
+    def _receive_masks(self, plans: zmq.Socket[bytes]) -> tuple[SampleMasks, bytes]:
+        message, data = self._receive(plans)
+        if not isinstance(message, SampleMasks) or message.step != self.step:
+            raise _unexpected(message, f"the masks of step {self.step}")
+        return message, data
 
     def _answer(self, plans: zmq.Socket[bytes], plan: StepPlan, outcome: StepOutcome, wait_s: float) -> None:
         rank, epoch = self.charge.rank, self.charge.epoch
@@ -157,8 +179,20 @@ class Worker:
             plans.send(encode(message, epoch))
         if rank == 0:
             seconds = np.asarray((wait_s, *outcome.seconds), np.float32)
-            result = StepResult(plan.step, outcome.ids.astype(np.int32), seconds, outcome.all_reduces, outcome.all_gathers)
+            result = StepResult(
+                step=plan.step,
+                ids=outcome.ids.astype(np.int32),
+                scores=outcome.scores,
+                target_scores=outcome.target_scores,
+                seconds=seconds,
+                all_reduces=outcome.all_reduces,
+                all_gathers=outcome.all_gathers,
+            )
             plans.send(encode(result, epoch))
+
+
+def _unexpected(message: Message, wanted: str) -> MessageError:
+    return MessageError(f"expected {wanted}, got {type(message).__name__} {getattr(message, 'step', '')}")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from tpserve.kernels import attention
 from tpserve.kernels import reference as ops
-from tpserve.messages import Row, StepPlan
+from tpserve.messages import Row, SampleMasks, Scores, StepPlan
 from tpserve.model.decoder import Decoder, StepInputs
+from tpserve.worker import masks, scores
+from tpserve.worker.biases import Biases
 from tpserve.worker.penalties import Penalties
 from tpserve.worker.sampler import Sampler, SamplingRows
-from tpserve.worker.slots import Slots, StepTokens
+from tpserve.worker.scripted import ScriptedDecoder
+from tpserve.worker.slots import Slots, StepTokens, ragged
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,13 @@ class RowLogits:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """`ids` (SAMPLE rows,) int64, -1 where not finite; `seconds` as `STEP_PARTS` less the first; collectives made."""
+    """`ids` (SAMPLE rows,) int64, -1 where not finite; scores as in `StepResult`; `seconds` as `STEP_PARTS` less the
+    first; collectives made.
+    """
 
     ids: np.ndarray
+    scores: Scores
+    target_scores: Scores
     logits: tuple[RowLogits, ...]
     seconds: tuple[float, ...]
     all_reduces: int
@@ -40,19 +48,31 @@ class StepOutcome:
 class Runner:
     """Executes plans in order on a decoder, its KV pools and slots."""
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, slots: Slots, penalties: Penalties, pools: Tensor):
+    def __init__(
+        self,
+        decoder: Decoder | ScriptedDecoder,
+        sampler: Sampler,
+        slots: Slots,
+        penalties: Penalties,
+        biases: Biases,
+        pools: Tensor,
+    ):
         """`pools` is (layers, 2, pages, page_size, kv_heads, head_dim) in the storage dtype."""
         self.decoder = decoder
         self.sampler = sampler
         self.slots = slots
         self.penalties = penalties
+        self.biases = biases
         self.pools = pools
         self.device = pools.device
         self.windows = {layer.window for layer in decoder.spec.layers}
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan, data: bytes) -> StepOutcome:
-        """Run one plan; `data` is its wire form, which the ranks compare. The ids are the same on all ranks."""
+    def step(self, plan: StepPlan, data: bytes, await_masks: Callable[[], tuple[SampleMasks, bytes]]) -> StepOutcome:
+        """Run one plan; `data` is its wire form, which the ranks compare. The ids are the same on all ranks.
+
+        `await_masks` waits for the plan's masks, which may still be in the making while the layers run.
+        """
         collectives = self.decoder.collectives
         reduces, gathers = collectives.all_reduces, collectives.all_gathers
         began = time.perf_counter()
@@ -60,6 +80,7 @@ class Runner:
             ops.copy_pages(self.pools, self._index(plan.copy_from), self._index(plan.copy_to))
         tokens = self.slots.begin(plan)
         self.penalties.admit(plan)
+        self.biases.admit(plan)
         # Masked places still enter the products, and what a page held before may be NaN: 0 * NaN is not 0.
         ops.clear_kv(self.pools, self._index(tokens.tails))
         inputs = self._inputs(tokens)
@@ -70,11 +91,19 @@ class Runner:
         logits = self._row_logits(plan, tokens, hidden)
         sampled = np.flatnonzero(plan.flags & Row.SAMPLE)
         last = self.decoder.logits(hidden.index_select(0, self._index(tokens.last[sampled])))
+        target_scores = self._target_scores(plan, tokens, hidden)
         forwarded, forward_waited = time.perf_counter(), collectives.seconds
 
-        slots = tokens.slots[sampled]
+        slots, rows = tokens.slots[sampled], self._sampling(tokens, sampled)
+        raw = last[self._index(np.flatnonzero(rows.logprobs >= 0))]
+        masked = np.flatnonzero(plan.flags[sampled] & Row.MASKED)
+        if len(masked):
+            message, mask_data = await_masks()
+            masks.apply_(last, masked, message.words.reshape(len(masked), -1), self.decoder.shard.vocab)
+            data += mask_data
+        self.biases.apply_(last, slots, rows.positions)
         self.penalties.apply_(last, slots)
-        ids = self.sampler.sample(last, self._sampling(tokens, sampled), plan.step, data)
+        ids, found = self.sampler.sample(last, rows, plan.step, data, raw)
         self.slots.last_ids.index_copy_(0, self._index(slots), ids.clamp_min(0))
         host_ids = ids.cpu().numpy()
         self.penalties.count(slots, host_ids)
@@ -83,7 +112,7 @@ class Runner:
         sample_s = ended - forwarded - (collectives.seconds - forward_waited)
         seconds = (prepared - began, forward_s, collectives.seconds - waited, sample_s)
         counts = collectives.all_reduces - reduces, collectives.all_gathers - gathers
-        return StepOutcome(host_ids, logits, seconds, *counts)
+        return StepOutcome(host_ids, found, target_scores, logits, seconds, *counts)
 
     def _inputs(self, tokens: StepTokens) -> StepInputs:
         ids = self._index(tokens.ids)
@@ -113,7 +142,18 @@ class Runner:
             seeds=state.seeds[slots],
             choices=state.choices[slots],
             positions=tokens.starts[sampled] + tokens.counts[sampled],
+            logprobs=state.logprobs[slots],
         )
+
+    def _target_scores(self, plan: StepPlan, tokens: StepTokens, hidden: Tensor) -> Scores:
+        """Of the next ids of each SCORE row's first tokens."""
+        rows = np.flatnonzero(plan.flags & Row.SCORE)
+        row, offset = ragged(plan.target_counts.astype(np.int64))
+        places = (tokens.last + 1 - tokens.counts)[rows][row] + offset
+        tops, targets = plan.target_tops.astype(np.int64)[row], plan.targets.astype(np.int64)
+        decoder = self.decoder
+        states = hidden.index_select(0, self._index(places))
+        return scores.of_targets(decoder.logits, states, targets, tops, decoder.shard.vocab, decoder.collectives)
 
     def _row_logits(self, plan: StepPlan, tokens: StepTokens, hidden: Tensor) -> tuple[RowLogits, ...]:
         rows = np.flatnonzero(plan.flags & Row.LOGITS)

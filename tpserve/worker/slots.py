@@ -45,6 +45,7 @@ class Slots:
         self.min_ps = np.zeros(slots, np.float32)
         self.seeds = np.zeros(slots, np.uint64)
         self.choices = np.zeros(slots, np.int64)
+        self.logprobs = np.full(slots, -1, np.int64)
         self.last_ids = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def begin(self, plan: StepPlan) -> StepTokens:
@@ -54,7 +55,7 @@ class Slots:
         self._append_pages(slots, plan)
         starts = self.lengths[slots]
         stops = np.cumsum(counts)
-        row, offset = _ragged(counts)
+        row, offset = ragged(counts)
         positions = starts[row] + offset
         page, place = np.divmod(positions, self.page_size)
         from_slot = (plan.flags & Row.FROM_SLOT) != 0
@@ -81,7 +82,7 @@ class Slots:
         """The unused places of last pages that were another sequence's, or a copy, until now."""
         last_page = (ends - 1) // self.page_size
         entered = first | (starts <= last_page * self.page_size)
-        row, offset = _ragged(np.where(entered, (last_page + 1) * self.page_size - ends, 0))
+        row, offset = ragged(np.where(entered, (last_page + 1) * self.page_size - ends, 0))
         tails: np.ndarray = self.tables[slots[row], last_page[row]] * self.page_size + ends[row] % self.page_size + offset
         return tails
 
@@ -94,15 +95,16 @@ class Slots:
         self.min_ps[slots] = plan.min_ps
         self.seeds[slots] = plan.seeds
         self.choices[slots] = plan.choices
+        self.logprobs[slots] = plan.logprobs
 
     def _append_pages(self, slots: np.ndarray, plan: StepPlan) -> None:
         counts = plan.page_counts.astype(np.int64)
-        row, offset = _ragged(counts)
+        row, offset = ragged(counts)
         self.tables[slots[row], self.page_counts[slots[row]] + offset] = plan.pages
         self.page_counts[slots] += counts
 
 
-def _ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(row, offset) of each element when row r has `counts[r]` of them, in row order."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]

@@ -3,21 +3,39 @@
 Instead of keys and values a page holds, per position, the id and a digest of everything before it, as a
 model's keys and values depend on everything before them. The next id is a function of the last digest, so a
 wrong page, order or copy anywhere changes what a choice says; besides, the worker checks all that a row sees.
+Logprobs are functions of that digest as well, and grammars of the ids so far.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.scheduler import Scheduler
 from tpserve.memory import pages_for
-from tpserve.messages import Finish, Row, Sampling, StepPlan, StepResult, Submit, Tokens, decode, encode
+from tpserve.messages import (
+    Finish,
+    PromptScores,
+    Refusal,
+    Row,
+    SampleMasks,
+    Sampling,
+    Scores,
+    StepPlan,
+    StepResult,
+    Submit,
+    Tokens,
+    decode,
+    encode,
+)
 
 VOCAB = 5
+Entries = list[tuple[int, float]]  # a position's scores: id, logprob
 NOT_FINITE_OF = 61  # one in so many digests stands for logits that are not finite
 
 
@@ -41,9 +59,15 @@ def make_submit(
     choices: dict[int, list[int]] | None = None,
     stop_ids: tuple[int, ...] = (),
     seed: int = 0,
+    bias: dict[int, float] | None = None,
+    **others: Any,
 ) -> Submit:
-    """`choices` maps each index to the ids it already has. Every other request has penalties."""
+    """`choices` maps each index to the ids it already has. Every other request has penalties; each is a group of its own."""
     choices = choices or {0: []}
+    plain = {
+        "group": request, "min_tokens": 0, "logprobs": -1, "prompt_logprobs": -1, "grammar": "", "priority": 0,
+        "max_wait_s": 0.0, "cache_salt": "",
+    }  # fmt: skip
     return Submit(
         request=request,
         prompt=np.array(prompt, np.int32),
@@ -52,34 +76,125 @@ def make_submit(
         max_tokens=max_tokens,
         stop_ids=np.array(stop_ids, np.int32),
         sampling=sampling(seed, looks_back=request % 2 == 1),
+        bias_ids=np.array([*(bias or {})], np.int32),
+        bias_values=np.array([*(bias or {}).values()], np.float32),
+        **{**plain, **others},
     )
+
+
+# The toy grammar "COMPLETE_AT TOO_COMPLEX_AT": numbers of ids at which it is over
+
+
+def allowed(grammar: str, taken: list[int]) -> list[int]:
+    """The ids that may follow these."""
+    return [id_ for id_ in range(VOCAB) if hash((len(grammar), *taken, id_)) % 3] or [1]
+
+
+def end_of(grammar: str, taken: list[int]) -> Finish:
+    complete_at, too_complex_at = map(int, grammar.split())
+    if len(taken) == too_complex_at:
+        return Finish.TOO_COMPLEX
+    return Finish.COMPLETE if len(taken) == complete_at else Finish.NONE
+
+
+class ToyMatcher:
+    def __init__(self, grammar: str, taken: Iterable[int]):
+        self.grammar = grammar
+        self.taken = list(taken)
+
+    def accept(self, token: int) -> Finish:
+        assert token in allowed(self.grammar, self.taken)
+        self.taken.append(token)
+        return end_of(self.grammar, self.taken)
+
+    def fill(self, words: np.ndarray) -> None:
+        assert words.tolist() == [0xFFFFFFFF]
+        words[0] = sum(1 << id_ for id_ in allowed(self.grammar, self.taken))
+
+
+def matchers_of(submit: Submit) -> list[ToyMatcher]:
+    return [ToyMatcher(submit.grammar, ids.tolist()) for ids in submit.generated] if submit.grammar else []
 
 
 def extend(digest: int, token: int) -> int:
     return hash((digest, token))
 
 
-def next_id(digest: int, choice: int, seed: int, failing: bool) -> int:
-    value = hash((digest, choice, seed))
-    return -1 if failing and value % NOT_FINITE_OF == 0 else value % VOCAB
+def next_id(digest: int, choice: int, seed: int, failing: bool, may: Iterable[int]) -> int:
+    """One of the ids that `may` be, or -1 where there is none or the logits are not finite."""
+    value, ids = hash((digest, choice, seed)), list(may)
+    if not ids or (failing and value % NOT_FINITE_OF == 0):
+        return -1
+    return ids[value % len(ids)]
 
 
-def expected(submit: Submit, choice: int, generated: list[int], max_model_len: int, failing: bool) -> tuple[list[int], Finish]:
-    """What the choice must say from here on, computed alone, and how it ends."""
-    ids, new, digest = [*submit.prompt.tolist(), *generated], [], 0
-    most = min(len(submit.prompt) + submit.max_tokens, max_model_len)
+def scores_of(digest: int, token: int, tops: int) -> Entries:
+    """What stands for the logprobs of an id that follows, and of the `tops` likeliest; none where that is -1."""
+    if tops < 0:
+        return []
+    return [(id_, float(np.float32(hash((digest, id_)) % 1000))) for id_ in (token, *range(tops))]
+
+
+def scores_of_prompt(submit: Submit) -> list[Entries]:
+    digest, found = 0, []
+    for token, following in zip(submit.prompt.tolist(), submit.prompt.tolist()[1:]):
+        digest = extend(digest, token)
+        found.append(scores_of(digest, following, submit.prompt_logprobs))
+    return found if submit.prompt_logprobs >= 0 else []
+
+
+def packed(positions: list[Entries]) -> Scores:
+    entries = [entry for position in positions for entry in position]
+    return Scores(
+        np.array([len(position) for position in positions], np.uint16),
+        np.array([id_ for id_, _ in entries], np.int32),
+        np.array([value for _, value in entries], np.float32),
+    )
+
+
+def unpacked(scores: Scores) -> list[Entries]:
+    entries = list(zip(scores.ids.tolist(), scores.logprobs.tolist(), strict=True))
+    return [[entries.pop(0) for _ in range(count)] for count in scores.counts.tolist()]
+
+
+@dataclass
+class Said:
+    """What a choice must say from here on, computed alone, and how it ends."""
+
+    ids: list[int]
+    scores: list[Entries]
+    finish: Finish
+
+
+def expected(submit: Submit, choice: int, generated: list[int], max_model_len: int, failing: bool) -> Said:
+    num_prompt, ids, digest = len(submit.prompt), [*submit.prompt.tolist(), *generated], 0
+    said = Said([], [], Finish.NONE)
     for token in ids:
         digest = extend(digest, token)
-    while True:
-        token = next_id(digest, choice, submit.sampling.seed, failing)
-        new.append(token)
-        if token < 0:
-            return new, Finish.ERROR
-        if token in submit.stop_ids:
-            return new, Finish.STOP
-        if len(ids) + len(new) == most:
-            return new, Finish.LENGTH
+    while said.finish is Finish.NONE:
+        taken = ids[num_prompt:]
+        may = allowed(submit.grammar, taken) if submit.grammar else range(VOCAB)
+        banned = submit.stop_ids.tolist() if len(taken) < submit.min_tokens else []
+        banned += submit.bias_ids.tolist()
+        token = next_id(digest, choice, submit.sampling.seed, failing, [id_ for id_ in may if id_ not in banned])
+        said.ids.append(token)
+        said.scores.append(scores_of(digest, token, submit.logprobs))
+        ids.append(token)
+        said.finish = finish_of(submit, ids, max_model_len)
         digest = extend(digest, token)
+    return said
+
+
+def finish_of(submit: Submit, ids: list[int], max_model_len: int) -> Finish:
+    """How the last of the ids ends the choice, or NONE."""
+    num_prompt = len(submit.prompt)
+    if ids[-1] < 0:
+        return Finish.ERROR
+    if ids[-1] in submit.stop_ids:
+        return Finish.STOP
+    if submit.grammar and (finish := end_of(submit.grammar, ids[num_prompt:])):
+        return finish
+    return Finish.LENGTH if len(ids) == min(num_prompt + submit.max_tokens, max_model_len) else Finish.NONE
 
 
 @dataclass
@@ -87,6 +202,10 @@ class Slot:
     choice: int
     seed: int
     length: int
+    tops: int
+    min_len: int
+    stop_ids: list[int]  # not sampled before `min_len`
+    banned: list[int]  # by a bias
     past: list[int] | None  # with penalties all its ids, as told at first and sampled since
     last: int = -1
     table: list[int] = field(default_factory=list)
@@ -102,7 +221,7 @@ class ModelWorker:
         self.pages: list[list[tuple[int, int] | None]] = [[None] * capacity.page_size for _ in range(capacity.num_pages)]
         self.copies = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, masks: SampleMasks | None) -> StepResult:
         self._copy(plan.copy_from.tolist(), plan.copy_to.tolist())
         rows = self._advance_slots(plan)
         writers: dict[int, Slot] = {}
@@ -112,8 +231,28 @@ class ModelWorker:
         for slot, _ in rows:
             for page in slot.table:
                 assert writers.get(page, slot) is slot, "a row sees what another row of the step writes"
-        ids = [self._sample(slot) for (slot, _), flags in zip(rows, plan.flags, strict=True) if flags & Row.SAMPLE]
-        return StepResult(plan.step, np.array(ids, np.int32), np.zeros(5, np.float32), 0, 0)
+        targets = self._targets(plan, rows)
+        words, ids, scores = [] if masks is None else masks.words.tolist(), [], []
+        for (slot, _), flags in zip(rows, plan.flags.tolist(), strict=True):
+            assert flags & Row.SAMPLE or not flags & Row.MASKED
+            if flags & Row.SAMPLE:
+                mask = words.pop(0) if flags & Row.MASKED else 0xFFFFFFFF
+                ids.append(self._sample(slot, [id_ for id_ in range(VOCAB) if mask >> id_ & 1]))
+                scores.append(scores_of(self._digest(slot), ids[-1], slot.tops))
+        assert not words
+        scores = scores if any(scores) else []
+        return StepResult(plan.step, np.array(ids, np.int32), packed(scores), packed(targets), np.zeros(5, np.float32), 0, 0)
+
+    def _targets(self, plan: StepPlan, rows: list[tuple[Slot, list[int]]]) -> list[Entries]:
+        """The scores of the targets of the plan's SCORE rows."""
+        targets, found = plan.targets.tolist(), []
+        scored = [row for row, flags in zip(rows, plan.flags.tolist(), strict=True) if flags & Row.SCORE]
+        for (slot, ids), count, tops in zip(scored, plan.target_counts.tolist(), plan.target_tops.tolist(), strict=True):
+            begin = slot.length - len(ids)
+            assert 0 < count <= len(ids)
+            found += [scores_of(self._at(slot, begin + i)[1], targets.pop(0), tops) for i in range(count)]
+        assert not targets
+        return found
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         assert len(set(targets)) == len(targets)
@@ -125,14 +264,21 @@ class ModelWorker:
     def _advance_slots(self, plan: StepPlan) -> list[tuple[Slot, list[int]]]:
         """Each row's slot with its page table as of this step, and the row's input ids."""
         first, pages, ids, past, rows = 0, plan.pages.tolist(), plan.ids.tolist(), plan.past.tolist(), []
+        bias_ids, stop_ids = plan.bias_ids.tolist(), plan.stop_ids.tolist()
         for r, number in enumerate(plan.slots.tolist()):
             flags, count, page_count = int(plan.flags[r]), int(plan.counts[r]), int(plan.page_counts[r])
             if flags & Row.FIRST:
-                parameters = (plan.choices, plan.seeds, plan.starts, plan.past_counts)
-                choice, seed, start, past_count = (int(values[first]) for values in parameters)
+                parameters = (plan.choices, plan.seeds, plan.starts, plan.logprobs, plan.min_lens)
+                counts = (plan.past_counts, plan.bias_counts, plan.stop_counts)
+                past_count, bias_count, stop_count = (int(values[first]) for values in counts)
                 assert bool(past_count) == bool(plan.presence_penalties[first])
-                self.slots[number] = Slot(choice, seed, start, past[:past_count] or None)
-                del past[:past_count]
+                self.slots[number] = Slot(
+                    *(int(values[first]) for values in parameters),
+                    stop_ids=stop_ids[:stop_count],
+                    banned=bias_ids[:bias_count],
+                    past=past[:past_count] or None,
+                )
+                del past[:past_count], bias_ids[:bias_count], stop_ids[:stop_count]
                 first += 1
             slot = self.slots[number]
             slot.table += pages[:page_count]
@@ -146,6 +292,8 @@ class ModelWorker:
         assert not pages
         assert not ids
         assert not past
+        assert not bias_ids
+        assert not stop_ids
         assert first == len(plan.starts)
         return rows
 
@@ -166,14 +314,19 @@ class ModelWorker:
         assert entry is not None, "a row sees a position that was never written"
         return entry
 
-    def _sample(self, slot: Slot) -> int:
+    def _digest(self, slot: Slot) -> int:
+        """Of all that the slot's next id follows."""
+        return self._at(slot, slot.length - 1)[1]
+
+    def _sample(self, slot: Slot, may: list[int]) -> int:
         digest, seen = 0, []
         for position in range(slot.length):
             token, stored = self._at(slot, position)
             digest = extend(digest, token)
             assert stored == digest, "a row sees pages of another sequence"
             seen.append(token)
-        slot.last = next_id(digest, slot.choice, slot.seed, self.failing)
+        banned = [*slot.banned, *(slot.stop_ids if slot.length < slot.min_len else [])]
+        slot.last = next_id(digest, slot.choice, slot.seed, self.failing, [id_ for id_ in may if id_ not in banned])
         if slot.past is not None:
             assert slot.past == seen, "the past that penalties see is not the row's"
             slot.past.append(max(slot.last, 0))  # as the next row's input
@@ -184,11 +337,19 @@ class ModelWorker:
 class Open:
     """A choice as the test knows it."""
 
-    expected: list[int]
-    finish: Finish
+    said: Said
+    group: int
     received: list[int] = field(default_factory=list)
     ended: bool = False
     cached: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Scored:
+    """A request's prompt scores as the test knows them."""
+
+    expected: list[Entries]
+    received: list[Entries] = field(default_factory=list)
 
 
 class Surroundings:
@@ -198,22 +359,27 @@ class Surroundings:
         self.capacity = capacity
         self.window = window
         self.failing = failing
-        self.scheduler = Scheduler(capacity, b"secret")
+        self.scheduler = Scheduler(capacity, b"secret", VOCAB)
         self.worker = ModelWorker(capacity, failing)
         self.in_flight: deque[StepPlan] = deque()
+        self.masks: dict[int, SampleMasks] = {}  # by step
         self.choices: dict[tuple[int, int], Open] = {}
+        self.prompts: dict[int, Scored] = {}
+        self.refusals: list[Refusal] = []
+        self.now_s = 0.0  # each plan takes a second
         self.steps = 0
         self.ghosts = 0
 
     def submit(self, submit: Submit) -> bool:
         """Whether the request was taken."""
-        refused = self.scheduler.submit(submit)
+        refused = self.scheduler.submit(submit, self.now_s, matchers_of(submit))
         if refused is not None:
-            assert refused.request == submit.request
+            assert (refused.request, refused.kind) == (submit.request, Refusal.NEVER)
             return False
+        self.prompts[submit.request] = Scored(scores_of_prompt(submit))
         for choice, generated in zip(submit.choices.tolist(), submit.generated, strict=True):
-            ids, finish = expected(submit, choice, generated.tolist(), self.capacity.max_model_len, self.failing)
-            self.choices[submit.request, choice] = Open(ids, finish)
+            said = expected(submit, choice, generated.tolist(), self.capacity.max_model_len, self.failing)
+            self.choices[submit.request, choice] = Open(said, submit.group)
         self.check()
         return True
 
@@ -228,7 +394,11 @@ class Surroundings:
         """Have a step planned if the window allows, and check it as a whole."""
         if len(self.in_flight) == self.window:
             return None
+        self._take_masks()
+        self.now_s += 1
+        self.scheduler.expire(self.now_s)
         plan = self.scheduler.plan()
+        self._take_refused()
         if plan is None:
             return None
         self.steps += 1
@@ -244,14 +414,25 @@ class Surroundings:
         """Execute the oldest plan in flight, and check what its result brings."""
         if not self.in_flight:
             return None
-        result = self.worker.execute(self.in_flight.popleft())
-        _, tokens = decode(encode(self.scheduler.result(result), 1))
+        self._take_masks()
+        plan = self.in_flight.popleft()
+        result = self.worker.execute(plan, self.masks.pop(plan.step, None))
+        outcome = self.scheduler.result(result)
+        for scores in outcome.prompt_scores:
+            self._receive_scores(scores)
+        _, tokens = decode(encode(outcome.tokens, 1))
         assert isinstance(tokens, Tokens)
         assert tokens.step == result.step
         self.ghosts += len(result.ids) - len(tokens.ids)
         columns = (tokens.requests, tokens.choices, tokens.ids, tokens.finishes, tokens.cached)
-        for request, choice, token, finish, cached in zip(*(column.tolist() for column in columns), strict=True):
-            self._receive(self.choices[request, choice], token, Finish(finish), cached)
+        scores = unpacked(tokens.scores) or [[]] * len(tokens.ids)
+        assert any(scores) == bool(len(tokens.scores.counts))
+        entries = zip(*(column.tolist() for column in columns), scores, strict=True)
+        for request, choice, token, finish, cached, position in entries:
+            record, prompt = self.choices[request, choice], self.prompts[request]
+            assert prompt.received == prompt.expected, "an id came before all the prompt's scores"
+            assert position == record.said.scores[len(record.received)]
+            self._receive(record, token, Finish(finish), cached)
         self.check()
         return tokens
 
@@ -269,7 +450,7 @@ class Surroundings:
         assert self.scheduler.idle
         for record in self.choices.values():
             assert record.ended
-            assert record.received == record.expected[: len(record.received)]
+            assert record.received == record.said.ids[: len(record.received)]
         stats = self.scheduler.stats
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
@@ -281,9 +462,36 @@ class Surroundings:
         record.received.append(token)
         record.cached.add(cached)
         assert len(record.cached) == 1
-        assert record.received == record.expected[: len(record.received)]
-        record.ended = len(record.received) == len(record.expected)
-        assert finish == (record.finish if record.ended else Finish.NONE)
+        assert record.received == record.said.ids[: len(record.received)]
+        record.ended = len(record.received) == len(record.said.ids)
+        assert finish == (record.said.finish if record.ended else Finish.NONE)
+
+    def _receive_scores(self, message: PromptScores) -> None:
+        prompt = self.prompts[message.request]
+        prompt.received += unpacked(message.scores)
+        assert prompt.received == prompt.expected[: len(prompt.received)]
+
+    def _take_masks(self) -> None:
+        """As the process does before each plan."""
+        masks = self.scheduler.masks()
+        if masks is not None:
+            assert masks.step == self.in_flight[0].step
+            self.masks[masks.step] = masks
+            assert self.scheduler.masks() is None, "masks came twice"
+
+    def _take_refused(self) -> None:
+        """A refused group is refused as a whole, before anything came of it."""
+        refused = self.scheduler.take_refused()
+        self.refusals += [Refusal(message.kind) for message in refused]
+        requests = [message.request for message in refused]
+        assert len(set(requests)) == len(requests)
+        groups = {record.group for (request, _), record in self.choices.items() if request in requests}
+        for (request, _), record in self.choices.items():
+            if record.group in groups and not record.ended:
+                assert request in requests
+                assert not record.received
+                record.ended = True
+        self.check()
 
     def _check_plan(self, plan: StepPlan, num_bytes: int) -> None:
         capacity, flags = self.capacity, plan.flags.tolist()

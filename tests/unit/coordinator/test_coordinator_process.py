@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,24 @@ from launcher import rundir
 from launcher.children import spawn
 from tests.server import wait_for
 from tests.specs import llama_spec
-from tests.unit.coordinator.model_worker import make_submit
+from tests.unit.coordinator.model_worker import make_submit, packed, unpacked
+from tests.unit.frontend import small
 from tpserve import board
 from tpserve.child import Charge
 from tpserve.deployment import Deployment
 from tpserve.messages import (
+    NO_SCORES,
     Abort,
     Failure,
     Finish,
     Hello,
     Message,
+    PromptScores,
     Ready,
+    Refusal,
     Refused,
+    SampleMasks,
+    Scores,
     Serve,
     Started,
     Stats,
@@ -37,35 +44,20 @@ from tpserve.messages import (
     encode,
 )
 from tpserve.settings import Settings
+from tpserve.tokenizer import Tokenizer
 
 EPOCH = 5
 LIMIT_S = 30
 RANKS = 2
 PAGES = 16
 
-SPEC = llama_spec(vocab=64, hidden=16, layers=1, heads=2, kv_heads=2, head_dim=8, intermediate=32)
-DEPLOYMENT = Deployment(
-    settings=Settings(tp=RANKS),
-    model_path="nowhere",
-    tokenizer_path="nowhere",
-    served_names=("tiny",),
-    spec=SPEC,
-    device="cpu",
-    dtype="float32",
-    page_size=4,
-    num_pages=PAGES,
-    max_model_len=64,
-    max_num_seqs=4,
-    max_num_batched_tokens=16,
-    stop_ids=(),
-    threads_per_rank=1,
-)
+SPEC = llama_spec(vocab=310, hidden=16, layers=1, heads=2, kv_heads=2, head_dim=8, intermediate=32)
 
 
 class Server:
     """All that surrounds the coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self.run_dir = rundir.create()
         self.context = zmq.Context()
         self.workers: list[zmq.Socket[bytes]] = []
@@ -80,7 +72,7 @@ class Server:
                 run_dir=str(self.run_dir.path),
                 launcher_pid=os.getpid(),
                 board_fd=board_fd,
-                deployment=DEPLOYMENT,
+                deployment=deployment,
             )
         )
         os.close(board_fd)
@@ -132,25 +124,56 @@ class Server:
             assert isinstance(message, Stats), message
 
     def plan(self) -> StepPlan:
-        """The next plan, which is the same bytes at every rank."""
+        plan = self.to_workers()
+        assert isinstance(plan, StepPlan), plan
+        return plan
+
+    def masks(self, step: int) -> list[int]:
+        """The ids that the one row of the next masks, which are this step's, may sample."""
+        masks = self.to_workers()
+        assert isinstance(masks, SampleMasks), masks
+        assert masks.step == step
+        return np.flatnonzero(np.unpackbits(masks.words.view(np.uint8), bitorder="little")).tolist()
+
+    def to_workers(self) -> Message:
+        """The next plan or masks, which are the same bytes at every rank."""
         copies = []
         for worker in self.workers:
             assert worker.poll(LIMIT_S * 1000), "no plan came"
             copies.append(worker.recv())
         assert len(set(copies)) == 1
-        epoch, plan = decode(copies[0])
+        epoch, message = decode(copies[0])
         assert epoch == EPOCH
-        assert isinstance(plan, StepPlan)
-        return plan
+        return message
 
-    def answer(self, step: int, *ids: int, rank: int = 0, epoch: int = EPOCH) -> None:
-        result = StepResult(step, np.array(ids, np.int32), np.arange(5, dtype=np.float32), 2, 1)
+    def answer(self, step: int, *ids: int, rank: int = 0, epoch: int = EPOCH, target_scores: Scores = NO_SCORES) -> None:
+        result = StepResult(step, np.array(ids, np.int32), NO_SCORES, target_scores, np.arange(5, dtype=np.float32), 2, 1)
         self.workers[rank].send(encode(result, epoch))
 
 
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return Deployment(
+        settings=Settings(tp=RANKS),
+        model_path="nowhere",
+        tokenizer_path=str(small.write(tmp_path_factory.mktemp("small"))),
+        served_names=("tiny",),
+        spec=SPEC,
+        device="cpu",
+        dtype="float32",
+        page_size=4,
+        num_pages=PAGES,
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        stop_ids=(small.END,),
+        threads_per_rank=1,
+    )
+
+
 @pytest.fixture
-def fresh() -> Iterator[Server]:
-    server = Server()
+def fresh(deployment: Deployment) -> Iterator[Server]:
+    server = Server(deployment)
     yield server
     server.close()
 
@@ -245,3 +268,55 @@ def test_pool_too_small_for_the_longest_request_is_a_users_error(fresh: Server) 
     assert failure.text == f"64 tokens take {PAGES} pages of 4; there are {PAGES - 1}"
     assert failure.detail == ""
     assert fresh.child.process.wait(LIMIT_S) == 1
+
+
+def test_prompt_scores_are_told_before_the_first_token(server: Server) -> None:
+    server.ask(make_submit(2, [1, 2, 3], max_tokens=1, prompt_logprobs=0))
+    assert server.plan().targets.tolist() == [2, 3]
+    found = [[(2, -0.5)], [(3, -1.5)]]
+    server.answer(1, 9, target_scores=packed(found))
+    scores = server.told(PromptScores)
+    assert (scores.request, unpacked(scores.scores)) == (2, found)
+    assert server.told(Tokens).ids.tolist() == [9]
+
+
+def test_request_that_waits_too_long_is_refused_although_no_message_comes(server: Server) -> None:
+    server.ask(make_submit(2, [1], choices={choice: [] for choice in range(4)}))
+    server.plan()
+    server.plan()  # all slots are taken, and no answer will come
+    server.ask(make_submit(4, [1], max_wait_s=0.01))
+    refused = server.told(Refused)
+    assert (refused.request, refused.kind) == (4, Refusal.WAITED)
+
+
+def test_masks_of_a_step_come_before_the_next_plan(server: Server, deployment: Deployment) -> None:
+    tokenizer = Tokenizer(Path(deployment.tokenizer_path))
+    a, b, c, d = (tokenizer.id_of(char) for char in "abcd")
+    server.ask(make_submit(2, [1], max_tokens=3, grammar="start: /a[bc]d/"))
+    assert server.plan().step == 1
+    assert server.masks(1) == [a]
+    assert server.plan().step == 2
+    server.answer(1, a)
+    assert server.masks(2) == [b, c]
+    assert server.plan().step == 3
+    server.answer(2, c)
+    assert server.masks(3) == [d]
+    server.answer(3, d)
+    assert [server.told(Tokens).finishes.tolist() for _ in range(3)] == [[Finish.NONE], [Finish.NONE], [Finish.COMPLETE]]
+
+
+def test_grammar_that_does_not_compile_is_refused(server: Server) -> None:
+    server.ask(make_submit(2, [1], grammar="start: /(/"))
+    refused = server.told(Refused)
+    assert (refused.request, refused.kind) == (2, Refusal.NEVER)
+    assert refused.reason.startswith("the grammar cannot be used: ")
+
+
+def test_tokenizer_that_cannot_be_read_ends_the_coordinator(tmp_path: Path, deployment: Deployment) -> None:
+    server = Server(deployment.model_copy(update={"tokenizer_path": str(tmp_path)}))
+    try:
+        server.serve(PAGES)
+        server.connect()
+        assert f"no tokenizer.json in {tmp_path}" in server.from_control(Failure)[1].text
+    finally:
+        server.close()

@@ -13,7 +13,7 @@ OPERATIONS = ("take", "publish", "hit", "release")
 
 def digests_of(pool: PagePool, ids: list[int], count: int) -> list[bytes]:
     digests: list[bytes] = []
-    pool.extend_digests(digests, array("i", ids), count)
+    pool.extend_digests(digests, b"", array("i", ids), count)
     return digests
 
 
@@ -84,7 +84,7 @@ def test_extending_digests_step_by_step_gives_those_of_one_go() -> None:
     pool, ids = PagePool(4, 2, b"k"), array("i", [1, 2, 3, 4, 5, 6])
     digests: list[bytes] = []
     for count in (1, 1, 3):
-        pool.extend_digests(digests, ids, count)
+        pool.extend_digests(digests, b"", ids, count)
     assert digests == digests_of(pool, ids.tolist(), 3)
 
 

@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.unit.coordinator.model_worker import Surroundings, make_submit
-from tpserve.coordinator.capacity import Capacity
-from tpserve.coordinator.scheduler import ProtocolError, Scheduler
-from tpserve.messages import Finish, Row, StepPlan, StepResult, Submit, Tokens, encode
-
-DECODE = Row.SAMPLE | Row.FROM_SLOT
-WHOLE = Row.FIRST | Row.SAMPLE
-
-
-def capacity(**changes: Any) -> Capacity:
-    sizes: dict[str, Any] = {
-        "num_pages": 32,
-        "page_size": 4,
-        "max_model_len": 64,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "chunked_prefill": True,
-        "prefix_caching": True,
-    }
-    return Capacity(**{**sizes, **changes})
-
-
-def scheduler(*submits: Submit, **changes: Any) -> Scheduler:
-    made = Scheduler(capacity(**changes), b"secret")
-    for submit in submits:
-        assert made.submit(submit) is None
-    return made
-
-
-def planned(made: Scheduler) -> StepPlan:
-    plan = made.plan()
-    assert plan is not None
-    made.check()
-    return plan
-
-
-def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
-    """(slot, count, flags) of each row."""
-    return list(zip(plan.slots.tolist(), plan.counts.tolist(), plan.flags.tolist(), strict=True))
-
-
-def answer(made: Scheduler, plan: StepPlan, *ids: int) -> Tokens:
-    tokens = made.result(StepResult(plan.step, np.array(ids, np.int32), np.zeros(5, np.float32), 0, 0))
-    made.check()
-    return tokens
-
-
-def received(tokens: Tokens) -> list[tuple[int, int, int, int]]:
-    """(request, choice, id, finish) of each entry."""
-    columns = (tokens.requests, tokens.choices, tokens.ids, tokens.finishes)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
-
+from tests.unit.coordinator.rig import DECODE, WHOLE, answer, capacity, planned, received, result_of, rows, scheduler
+from tpserve.coordinator.flight import ProtocolError
+from tpserve.coordinator.scheduler import Scheduler
+from tpserve.messages import Finish, Row, StepPlan, Submit, encode
 
 # Rows and budget
 
@@ -202,7 +155,7 @@ def test_result_that_is_not_the_oldest_plans_is_a_fault(step: int, ids: list[int
     made = scheduler(make_submit(1, [1]))
     planned(made)
     with pytest.raises(ProtocolError, match=f"result of step {step}"):
-        made.result(StepResult(step, np.array(ids, np.int32), np.zeros(5, np.float32), 0, 0))
+        made.result(result_of(step, *ids))
 
 
 # Arrival and abort
@@ -219,7 +172,7 @@ def test_request_that_can_never_fit_is_refused_and_leaves_nothing() -> None:
 @pytest.mark.parametrize("submit", [make_submit(1, [1]), make_submit(2, [1], choices={})])
 def test_reused_request_number_or_request_without_choices_is_a_fault(submit: Submit) -> None:
     made = scheduler(make_submit(1, [1]))
-    empty = Submit(submit.request, submit.prompt, submit.choices[:0], [], submit.max_tokens, submit.stop_ids, submit.sampling)
+    empty = replace(submit, choices=submit.choices[:0], generated=[])
     with pytest.raises(ProtocolError, match=f"request {submit.request}"):
         made.submit(empty if submit.request == 2 else submit)
 

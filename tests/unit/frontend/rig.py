@@ -22,13 +22,16 @@ import zmq.asyncio
 from tpserve import board
 from tpserve.deployment import Deployment
 from tpserve.frontend import template
-from tpserve.frontend.app import Service, create_app
+from tpserve.frontend.app import create_app
+from tpserve.frontend.compiler.checker import GrammarChecker
 from tpserve.frontend.engine import Engine
+from tpserve.frontend.message_format import MessageFormat
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.process import http_server
 from tpserve.frontend.prompts import PromptMaker
-from tpserve.frontend.tokenizer import Tokenizer
-from tpserve.messages import Finish, Message, Submit, Tokens, decode, encode
+from tpserve.frontend.service import Service
+from tpserve.messages import NO_SCORES, Finish, Message, Scores, Submit, Tokens, decode, encode
+from tpserve.tokenizer import Tokenizer
 
 EPOCH = 4
 LIMIT_S = 10.0
@@ -75,7 +78,9 @@ class Coordinator:
         """Any message."""
         await self._socket.send(encode(message, epoch))
 
-    async def tokens(self, *rows: tuple[int, int, int, Finish], cached: int = 0, epoch: int = EPOCH) -> None:
+    async def tokens(
+        self, *rows: tuple[int, int, int, Finish], cached: int = 0, epoch: int = EPOCH, scores: Scores = NO_SCORES
+    ) -> None:
         """One step's ids, as (request, choice, id, finish)."""
         self._step += 1
         requests, choices, ids, finishes = zip(*rows) if rows else ((), (), (), ())
@@ -87,6 +92,7 @@ class Coordinator:
                 ids=np.array(ids, "<i4"),
                 finishes=np.array(finishes, "<u1"),
                 cached=np.full(len(rows), cached, "<u4"),
+                scores=scores,
                 seconds=np.array([0.001, 0.002, 0.003, 0.004, 0.005], "<f4"),
                 waits=np.array([0.25], "<f4"),
             ),
@@ -94,9 +100,19 @@ class Coordinator:
         )
 
     async def generate(self, submit: Submit, ids: list[int], finish: Finish = Finish.LENGTH, choice: int = 0) -> None:
-        """The ids one step each, the last of them with `finish`."""
+        """The ids one step each, the last of them with `finish`, with what logprobs the submit asks for."""
         for place, id_ in enumerate(ids):
-            await self.tokens((submit.request, choice, id_, finish if place == len(ids) - 1 else Finish.NONE))
+            row = (submit.request, choice, id_, finish if place == len(ids) - 1 else Finish.NONE)
+            await self.tokens(row, scores=scores([id_], submit.logprobs))
+
+
+def scores(ids: list[int], count: int) -> Scores:
+    """For each id a logprob of its own, -id / 1000, and the same for the `count` lowest ids, which are the likeliest."""
+    if count < 0:
+        return NO_SCORES
+    listed = [[id_, *range(count)] for id_ in ids]
+    flat = np.array(listed, "<i4").reshape(-1)
+    return Scores(np.full(len(ids), count + 1, "<u2"), flat, (flat / -1000).astype("<f4"))
 
 
 class Rig:
@@ -145,8 +161,10 @@ async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes:
     """A server on a free port. Fails when it leaves a request open that nobody waits for."""
     folder = Path(deployment.tokenizer_path)
     tokenizer, metrics = Tokenizer(folder), Metrics(deployment.served_names[0])
+    chat_template, settings = template.load(folder), deployment.settings
+    form = MessageFormat(chat_template, tokenizer, settings.tool_call_parser, settings.reasoning_parser)
     engine = Engine(deployment, tokenizer, metrics)
-    prompts = PromptMaker(tokenizer, template.load(folder), deployment.spec.vocab_size, deployment.max_model_len)
+    prompts = PromptMaker(tokenizer, chat_template, deployment.spec.vocab_size, deployment.max_model_len)
     board_fd = board.create(deployment.settings.tp)
     shown = board.Board(board_fd)
     os.close(board_fd)
@@ -161,7 +179,8 @@ async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes:
     ):
         requests.setsockopt(zmq.LINGER, 0)
         requests.bind(f"ipc://{run_dir}/requests")
-        service = Service(deployment, shown, engine, metrics, prompts, executor)
+        grammars = GrammarChecker(deployment.tokenizer_path, deployment.spec.vocab_size, deployment.stop_ids)
+        service = Service(deployment, shown, engine, metrics, prompts, form, grammars, executor)
         server = http_server(create_app(service))
         http = asyncio.create_task(server.serve(sockets=[listening]))
         made = Rig(service, Coordinator(requests), tokenizer, listening.getsockname()[1], [shown.writer(r) for r in range(3)])
@@ -177,6 +196,7 @@ async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes:
             if receiving is not None:
                 receiving.cancel()
             engine.close()
+            await grammars.close()
             await wait_for(lambda: not server.server_state.connections)
             http.cancel()  # its own shutdown takes its time
             for accepting in server.servers:

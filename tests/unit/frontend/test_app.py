@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
-from tests.unit.frontend.rig import EPOCH, events, in_loop, rig
+from tests.unit.frontend.rig import EPOCH, events, in_loop, rig, scores
 from tpserve.deployment import Deployment
-from tpserve.frontend.app import MAX_BODY_BYTES
-from tpserve.messages import Abort, Finish, Refused, Stop, Submit
+from tpserve.frontend.upload import MAX_BODY_BYTES
+from tpserve.messages import Abort, Finish, PromptScores, Refusal, Refused, Scores, Stop, Submit
 from tpserve.sampling import SamplingDefaults
 
 TEXTS = ["the 😀 🎉 👩‍👩‍👧‍👦", "你好世界。", "e\u0301 नमस्ते", " leading", "  two   three    ", "a\n\n\nb", "a \ufffd"]
@@ -106,7 +107,8 @@ async def test_whole_completion_has_text_and_usage(deployment: Deployment) -> No
         body = (await sent).json()
         assert body["object"] == "text_completion"
         assert body["model"] == "small"
-        assert body["choices"] == [{"index": 0, "text": " jumps", "logprobs": None, "finish_reason": "stop"}]
+        end = {"logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        assert body["choices"] == [{"index": 0, "text": " jumps", **end}]
         prompt = len(r.ids("the fox"))
         assert body["usage"] == {
             "prompt_tokens": prompt,
@@ -122,7 +124,8 @@ async def test_whole_chat_answer_is_a_message(deployment: Deployment) -> None:
         body = (await r.answer(r.chat(model="also-small"), "the dog")).json()
         assert (body["object"], body["model"]) == ("chat.completion", "also-small")
         message = {"role": "assistant", "content": "the dog", "refusal": None}
-        assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+        end = {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+        assert body["choices"] == [{"index": 0, "message": message, **end}]
 
 
 @in_loop
@@ -251,16 +254,41 @@ async def test_stop_string_may_be_a_special_token_that_is_not_shown(deployment: 
 
 @in_loop
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusal_of_the_engine_is_the_clients_error(deployment: Deployment, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "status", "type_", "code"),
+    [
+        (Refusal.NEVER, 400, "invalid_request_error", None),
+        (Refusal.QUEUE_FULL, 429, "rate_limit_error", "queue_full"),
+        (Refusal.WAITED, 503, "server_error", "queue_timeout"),
+    ],
+)
+async def test_refusal_of_the_engine_is_an_error_of_its_kind(
+    deployment: Deployment, stream: bool, kind: Refusal, status: int, type_: str, code: str | None
+) -> None:
     async with rig(deployment) as r:
         sent = r.complete(stream=stream)
         submit = await r.coordinator.next(Submit)
-        await r.coordinator.say(Refused(submit.request, "needs 9 pages, the pool has 8"))
+        await r.coordinator.say(Refused(submit.request, kind, "the reason"))
         response = await sent
-        assert response.status_code == 400
-        error = {"message": "needs 9 pages, the pool has 8", "type": "invalid_request_error", "param": None, "code": None}
-        assert response.json() == {"error": error}
+        assert response.status_code == status
+        assert response.json() == {"error": {"message": "the reason", "type": type_, "param": None, "code": code}}
+        assert ("retry-after" in response.headers) == (status != 400)
         assert r.metric("requests_total", finish_reason="error") == 1
+
+
+@in_loop
+async def test_grammar_that_takes_too_much_work_fails_its_request_alone(deployment: Deployment) -> None:
+    async with rig(deployment) as r:
+        bad = r.complete(prompt="a", structured_outputs={"regex": "a+"})
+        submit = await r.coordinator.next(Submit)
+        assert submit.grammar
+        good = r.complete(prompt="b")
+        await r.coordinator.tokens((submit.request, 0, -1, Finish.TOO_COMPLEX))
+        response = await bad
+        assert response.status_code == 400
+        assert "grammar" in response.json()["error"]["message"]
+        await r.coordinator.next(Abort)
+        assert (await r.answer(good, "ok")).status_code == 200
 
 
 @in_loop
@@ -361,16 +389,27 @@ async def test_body_beyond_the_bound_is_413_announced_or_not(deployment: Deploym
 
 @in_loop
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("POST", "/v1/nothing", 404), ("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/completions/", 404)],
+    ("method", "path", "status", "says"),
+    [
+        ("POST", "/v1/nothing", 404, "/docs lists what there is"),
+        ("GET", "/", 404, "/docs lists what there is"),
+        ("POST", "/v1/completions/", 404, "use /v1/completions"),
+        ("POST", "/v1/embeddings", 404, "this server generates text only"),
+        ("GET", "/docs/assets/nothing", 404, "no such endpoint"),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("DELETE", "/v1/models", 405, "GET, HEAD"),
+        ("POST", "/docs/assets/swagger-ui.css", 405, "GET, HEAD"),
+    ],
 )
-async def test_unknown_path_and_wrong_method_are_errors_in_openais_shape(
-    deployment: Deployment, method: str, path: str, status: int
+async def test_unknown_path_and_wrong_method_are_errors_that_name_what_is_right(
+    deployment: Deployment, method: str, path: str, status: int, says: str
 ) -> None:
     async with rig(deployment) as r:
         response = await r.client.request(method, path)
         assert response.status_code == status
         assert path in response.json()["error"]["message"]
+        assert says in response.json()["error"]["message"]
+        assert response.headers.get("allow") == (says if status == 405 else None)
 
 
 # The rest
@@ -399,6 +438,56 @@ async def test_messages_of_another_epoch_are_dropped(deployment: Deployment) -> 
 
 
 @in_loop
+async def test_prompts_logprobs_are_asked_for_and_answered(deployment: Deployment) -> None:
+    async with rig(deployment) as r:
+        for fields, of_prompt in (({"echo": True, "logprobs": 2, "max_tokens": 0}, 2), ({"prompt_logprobs": 1}, 1)):
+            sent = r.complete(**fields)
+            submit = await r.coordinator.next(Submit)
+            assert submit.prompt_logprobs == of_prompt
+            for id_ in submit.prompt.tolist()[1:]:  # a chunk each
+                await r.coordinator.say(PromptScores(submit.request, scores([id_], of_prompt)))
+            await r.coordinator.generate(submit, [5])
+            choice = (await sent).json()["choices"][0]
+            listed = choice.get("prompt_logprobs") or choice["logprobs"]["token_logprobs"]
+            assert [entry is None for entry in listed] == [True] + [False] * (len(submit.prompt) - 1)
+
+
+@in_loop
+async def test_logprobs_that_are_not_finite_are_a_servers_error_of_that_request_alone(deployment: Deployment) -> None:
+    async with rig(deployment) as r:
+        sent = r.complete(prompt=[5, 6], prompt_logprobs=0)
+        submit = await r.coordinator.next(Submit)
+        broken = Scores(np.array([1], "<u2"), np.array([6], "<i4"), np.array([np.nan], "<f4"))
+        await r.coordinator.say(PromptScores(submit.request, broken))
+        assert (await sent).status_code == 500
+        await r.coordinator.next(Abort)
+        assert (await r.answer(r.complete(), "ok")).status_code == 200
+
+
+@in_loop
+async def test_answer_of_no_tokens_is_not_counted(deployment: Deployment) -> None:
+    async with rig(deployment) as r:
+        response = await r.answer(r.complete(max_tokens=0, echo=True), "a")
+        assert (response.json()["choices"][0]["text"], response.json()["usage"]["completion_tokens"]) == ("the fox", 0)
+        assert r.metric("generated_tokens_total") == 0
+
+
+@in_loop
+async def test_fields_of_a_body_reach_the_engine(deployment: Deployment) -> None:
+    settings = deployment.settings.model_copy(update={"scheduling_policy": "priority"})
+    async with rig(deployment.model_copy(update={"settings": settings})) as r:
+        sent = r.complete(
+            logit_bias={"7": 1.5, "9": -100}, min_tokens=2, logprobs=3, cache_salt="mine", stop_token_ids=[7], priority=-3
+        )
+        submit = await r.coordinator.next(Submit)
+        assert (submit.bias_ids.tolist(), submit.bias_values.tolist()) == ([7, 9], [1.5, -100])
+        assert (submit.min_tokens, submit.logprobs, submit.prompt_logprobs) == (2, 3, -1)
+        assert (submit.cache_salt, submit.stop_ids.tolist(), submit.priority) == ("mine", [0, 7], -3)
+        await r.coordinator.generate(submit, r.ids("ok"))
+        assert (await sent).status_code == 200
+
+
+@in_loop
 async def test_openai_client_reads_answers_streams_and_errors(deployment: Deployment) -> None:
     async with rig(deployment) as r:
         client = openai.AsyncOpenAI(base_url=f"{r.url}/v1", api_key="none", http_client=r.client, max_retries=0)
@@ -407,16 +496,31 @@ async def test_openai_client_reads_answers_streams_and_errors(deployment: Deploy
         async def asked(**more: Any) -> Any:
             return await client.chat.completions.create(model="small", messages=messages, **more)
 
-        whole = asyncio.create_task(asked(temperature=0, max_completion_tokens=5, user="me"))
-        await r.coordinator.generate(await r.coordinator.next(Submit), r.ids("the dog"))
-        assert (await whole).choices[0].message.content == "the dog"
+        async def answered(sent: Any, text: str = "the dog") -> Any:
+            task = asyncio.create_task(sent)
+            await r.coordinator.generate(await r.coordinator.next(Submit), r.ids(text))
+            return await task
 
-        stream = asyncio.create_task(asked(stream=True))
-        await r.coordinator.generate(await r.coordinator.next(Submit), r.ids("the dog"))
-        assert "".join([c.choices[0].delta.content or "" async for c in await stream]) == "the dog"
+        sent = asked(temperature=0, max_completion_tokens=5, user="me", logprobs=True, top_logprobs=2)
+        whole = (await answered(sent)).choices[0]
+        assert whole.message.content == "the dog"
+        content = whole.logprobs.content
+        assert b"".join(bytes(entry.bytes) for entry in content) == b"the dog"
+        assert {len(entry.top_logprobs) for entry in content} == {2}
 
-        with pytest.raises(openai.BadRequestError, match="is not supported yet"):
-            await asked(logprobs=True)
+        chunks = [c async for c in await answered(asked(stream=True, logprobs=True))]
+        assert "".join([c.choices[0].delta.content or "" for c in chunks]) == "the dog"
+        assert [t.token for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.content] == [
+            entry.token for entry in content
+        ]
+
+        completion = await answered(client.completions.create(model="small", prompt="x", logprobs=1, echo=True, max_tokens=9))
+        listed = completion.choices[0].logprobs
+        assert (completion.choices[0].text, "".join(listed.tokens)) == ("xthe dog", "xthe dog")
+        assert listed.token_logprobs[0] is None
+
+        with pytest.raises(openai.BadRequestError, match="top_logprobs"):
+            await asked(logprobs=True, top_logprobs=21)
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("nothing")
         r.engine.stop_taking("the server is shutting down")

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as HfTokenizer
 from tests.unit.frontend.small import END
 from tpserve.frontend.detokenize import AnswerText, Detokenizer
 from tpserve.frontend.stops import StopPattern
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.messages import Finish
+from tpserve.tokenizer import Tokenizer
 
 IDS = st.lists(st.integers(3, 299), max_size=40)  # every id but the special ones, so mostly not UTF-8
 TEXTS = [

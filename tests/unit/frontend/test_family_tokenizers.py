@@ -15,7 +15,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from tests.fixtures.mixed_text import CODE, EMOJI, ENGLISH, LANGUAGES, mixed_text
 from tpserve.frontend.detokenize import Detokenizer
-from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.tokenizer import Tokenizer
 
 BYTE_LEVEL = ["GPT2Tokenizer", "Qwen2Tokenizer", "CohereTokenizer", "GPTNeoXTokenizer"]
 SENTENCEPIECE = ["LlamaTokenizer", "GemmaTokenizer"]

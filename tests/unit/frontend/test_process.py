@@ -22,7 +22,21 @@ import zmq
 from tpserve import board
 from tpserve.child import Charge
 from tpserve.deployment import Deployment
-from tpserve.messages import Drained, Failure, Finish, Message, Ready, Started, Stop, Submit, Tokens, Up, decode, encode
+from tpserve.messages import (
+    NO_SCORES,
+    Drained,
+    Failure,
+    Finish,
+    Message,
+    Ready,
+    Started,
+    Stop,
+    Submit,
+    Tokens,
+    Up,
+    decode,
+    encode,
+)
 
 EPOCH = 2
 LIMIT_S = 20.0
@@ -96,7 +110,7 @@ class Launcher:
     def sends_token(self, submit: Submit, finish: Finish) -> None:
         values = (submit.request, "<u8"), (0, "<u2"), (70, "<i4"), (finish, "<u1"), (0, "<u4")
         row = [np.array([value], dtype) for value, dtype in values]
-        self.requests.send(encode(Tokens(1, *row, np.zeros(5, "<f4"), np.zeros(0, "<f4")), EPOCH))
+        self.requests.send(encode(Tokens(1, *row, NO_SCORES, np.zeros(5, "<f4"), np.zeros(0, "<f4")), EPOCH))
 
     def streams(self) -> tuple[threading.Thread, list[str]]:
         """A stream that a thread reads to its end."""
@@ -140,6 +154,8 @@ def test_server_is_ready_once_an_epoch_is_up_until_it_drains(launcher: Launcher)
     assert launcher.status("/health/ready") == 503
     launcher.says(Up(64))
     launcher.hears(Ready)
+    for beats in launcher.beats:
+        beats.beat()
     assert launcher.status("/health/ready") == 200
     thread, lines = launcher.streams()
     submit = launcher.gets_submit()

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from tpserve.frontend import template
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.schema import chat_request, completion_request
-from tpserve.frontend.tokenizer import Tokenizer
+from tpserve.tokenizer import Tokenizer
 
 VOCAB, LIMIT = 310, 100
 
@@ -82,3 +84,49 @@ def test_text_of_no_tokens_is_refused(tokenizer: Tokenizer) -> None:
     nothing = template.ChatTemplate("", {})
     with pytest.raises(InvalidRequest, match="no tokens"):
         chat(PromptMaker(tokenizer, nothing, VOCAB, LIMIT), {"role": "user", "content": "x"})
+
+
+def test_tools_and_kwargs_reach_the_template(tokenizer: Tokenizer) -> None:
+    source = "{{ tools[0].function.name }} {{ mood }} {{ add_generation_prompt }}"
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "fox"}}],
+        "chat_template_kwargs": {"mood": "lazy"},
+    }
+    known = PromptMaker(tokenizer, template.ChatTemplate(source, {}), VOCAB, LIMIT)
+    assert known.render(chat_request(body, None, VOCAB)) == "fox lazy True"
+    assert (
+        known.render(chat_request({**body, "add_generation_prompt": False, "tool_choice": "none"}, None, VOCAB))
+        == "fox lazy False"
+    )
+
+
+CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
+
+
+def test_final_message_is_continued_at_its_end(maker: PromptMaker, tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "the dog "}]
+    text = maker.render(chat_request({"messages": messages, **CONTINUED}, None, VOCAB))
+    assert text == "<|user|>user: the fox<|end|><|user|>assistant: the dog "
+
+
+def test_final_message_that_is_not_shown_cannot_be_continued(tokenizer: Tokenizer) -> None:
+    silent = PromptMaker(tokenizer, template.ChatTemplate("the fox", {}), VOCAB, LIMIT)
+    body = {"messages": [{"role": "assistant", "content": "the"}], **CONTINUED}
+    with pytest.raises(InvalidRequest, match=r"^continue_final_message: "):
+        silent.render(chat_request(body, None, VOCAB))
+
+
+def test_beginning_of_a_sequence_is_not_doubled_in_chats(tmp_path: Path, model_folder: Path) -> None:
+    saved = HfTokenizer.from_file(str(model_folder / "tokenizer.json"))
+    saved.post_processor = TemplateProcessing(single="<|user|> $A", special_tokens=[("<|user|>", 1)])
+    saved.save(str(tmp_path / "tokenizer.json"))
+    known = PromptMaker(Tokenizer(tmp_path), template.load(model_folder), VOCAB, LIMIT)
+    assert ids(known, "fox")[0][0] == 1
+    made = chat(known, {"role": "user", "content": "fox"})
+    assert made[0] == 1
+    assert made[1] != 1
+    (asked,) = known.prompts(
+        chat_request({"messages": [{"role": "user", "content": "fox"}], "add_special_tokens": True}, None, VOCAB)
+    )
+    assert asked.tolist() == [1, *made]

@@ -7,13 +7,16 @@ import json
 import socket
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.frontend.rig import Rig, events, in_loop, rig, wait_for
 from tpserve.deployment import Deployment
-from tpserve.frontend.answers import ChatAnswer, CompletionAnswer
-from tpserve.frontend.records import Choice
+from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer
+from tpserve.frontend.records import Generation, new_record
+from tpserve.frontend.schema import completion_request
 from tpserve.messages import Abort, Finish, Submit
+from tpserve.tokenizer import Tokenizer
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -199,15 +202,17 @@ async def test_request_whose_prompt_is_being_made_when_serving_ends_is_refused(
         assert await r.coordinator.is_told_nothing()
 
 
-class Text:
-    """An answer's text of which some has not been taken."""
-
-    def take(self) -> str:
-        return "untaken"
-
-
 @pytest.mark.parametrize("reason", ["error", "abort"])
-def test_answer_that_was_cut_has_no_reason_to_have_ended(reason: str) -> None:
-    choice = Choice(0, 0, Text(), finish_reason=reason)  # type: ignore[arg-type]
-    assert [chunk["finish_reason"] for chunk in CompletionAnswer("m", False).deltas(choice)] == [None]
-    assert [chunk["finish_reason"] for chunk in ChatAnswer("m", False).deltas(choice)] == [None, None]
+@pytest.mark.parametrize("answer", [CompletionAnswer, ChatAnswer])
+def test_answer_that_was_cut_has_no_reason_to_have_ended(
+    tokenizer: Tokenizer, deployment: Deployment, reason: str, answer: type[Answer]
+) -> None:
+    request = completion_request({"prompt": [5]}, 0, 310)
+    generation = Generation(request, [np.array([5], "<i4")], 0.0)
+    generation.records.append(new_record(generation, 0, 1, tokenizer, deployment))
+    (choice,) = generation.choices()
+    choice.add(tokenizer.encode("a", False)[0], Finish.NONE, 1.0)
+    choice.finish_reason = reason
+    deltas = answer("small", generation, tokenizer).deltas(choice, choice.take())
+    assert deltas
+    assert not any(delta["finish_reason"] for delta in deltas)

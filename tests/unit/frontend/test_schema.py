@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tpserve.frontend import neutral, schema
+from tpserve.frontend import neutral
+from tpserve.frontend.body import MAX_N, ChatBody, CompletionBody
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.schema import GenerateRequest, chat_request, completion_request, parse_json
 from tpserve.messages import Sampling
@@ -60,10 +62,25 @@ BAD = {
     "seed": ("x", 1.5, True, []),
     "stop": (5, [1], [None], "", [""], ["a"] * 17, "x" * 513, {"a": 1}, True),
     "n": (0, -1, 129, 10**6, "two", 1.5, True),
-    "max_tokens": (0, -1, 1.5, "ten", [], True),
-    "max_completion_tokens": (0, -1, "x"),
+    "best_of": (2, "x", True),
+    "max_tokens": (-1, 1.5, "ten", [], True),
+    "max_completion_tokens": (-1, "x"),
+    "min_tokens": (-1, 1.5, "x", True),
+    "logit_bias": (
+        *("x", [], {"a": 1}, {"-1": 1}, {"1.0": 1}, {"01": 1}, {"310": 1}, {"99999999999": 1}),
+        *({"1": bias} for bias in ("x", True, None, 100.1, -101, float("nan"))),
+        dict.fromkeys(map(str, range(1025)), 0),
+    ),
+    "prompt_logprobs": (-1, 21, 10**6, True, "x"),
+    "stop_token_ids": (5, "x", [-1], [310], [2**70], [True], [1.0], ["1"], [None], [5] * 65),
+    "include_stop_str_in_output": ("x", 1),
+    "add_special_tokens": ("x", 1),
+    "priority": (-101, 101, 1.5, "x", True, 10**30),
+    "cache_salt": ("", "x" * 257, 5),
     "stream": ("maybe", 1, 0, "true"),
     "stream_options": (True, [], "x", {"include_usage": 1}, {"include_usage": True}),  # the last without stream
+    "response_format": ("json", {"type": "xml"}),
+    "structured_outputs": ("x", {}),
     "ignore_eos": ("x", 1),
     "skip_special_tokens": ("x", 0),
     "user": (5, []),
@@ -80,10 +97,20 @@ GOOD = {
     "seed": (0, -1, 2**70),
     "stop": ("a", ["a", "b"], [], ["a"] * 16, "x" * 512),
     "n": (1, 128),
+    "best_of": (1,),
     "max_tokens": (1, 10**9, 10**30),
     "max_completion_tokens": (1,),
+    "min_tokens": (0, 1),
+    "logit_bias": ({}, {"0": 1, "309": -100}, {"7": 0.5}, dict.fromkeys(map(str, range(310)), 100)),
+    "stop_token_ids": ([], [0, 309], [5] * 64),
+    "include_stop_str_in_output": (True, False),
+    "add_special_tokens": (True, False),
+    "priority": (-100, 0, 100),
+    "cache_salt": ("x", "ü" * 256),
+    "response_format": ({"type": "text"}, {"type": "json_object"}),
+    "structured_outputs": ({"choice": ["a", "b"]},),
     "stream": (True, False),
-    "stream_options": ({}, {"include_usage": False, "include_obfuscation": False}),
+    "stream_options": ({}, {"include_usage": False, "include_obfuscation": False}, {"continuous_usage_stats": True}),
     "ignore_eos": (True, False),
     "skip_special_tokens": (True, False),
     "user": ("u",),
@@ -111,13 +138,54 @@ def test_value_in_range_is_accepted(make: Any, field: str, value: Any) -> None:
     make(**{"stream": True, field: value})
 
 
-@pytest.mark.parametrize("make", [completion, chat])
-@pytest.mark.parametrize("field", [*GOOD, *neutral.CHAT, *neutral.COMPLETION, "nobody_knows"])
-def test_null_is_as_if_the_field_were_absent(make: Any, field: str) -> None:
-    def without_seed(request: GenerateRequest) -> GenerateRequest:
-        return replace(request, sampling=replace(request.sampling, seed=0))
+OF_ONE = {  # endpoint: (refused, accepted)
+    completion: (
+        {"logprobs": (-1, 21, 10**6, True, "x"), "echo": (1, "x"), "suffix": ("x",)},
+        {"logprobs": (0, 20), "echo": (True, False), "max_tokens": (0,), "suffix": ("",)},
+    ),
+    chat: (
+        {
+            "logprobs": (1, "x", 5), "top_logprobs": (-1, 21, 10**6, True, 3), "max_tokens": (0,),  # 3 without logprobs
+            "max_completion_tokens": (0,), "echo": (True,), "parallel_tool_calls": (1,), "tool_choice": ("required", 5),
+            "tools": ("x", [5], [{"type": "noise"}]), "chat_template_kwargs": ("x", {"messages": []}),
+        },
+        {
+            "logprobs": (True, False), "top_logprobs": (0,), "echo": (False,), "parallel_tool_calls": (True, False),
+            "tools": ([], [{"type": "function", "function": {"name": "f"}}]), "tool_choice": ("auto", "none"),
+            "chat_template_kwargs": ({}, {"enable_thinking": False}), "add_generation_prompt": (True, False),
+        },
+    ),
+}  # fmt: skip
 
-    assert repr(without_seed(make(**{field: None}))) == repr(without_seed(make()))
+
+def cases_of_one(place: int) -> list[Any]:
+    return [pytest.param(make, *case.values) for make, tables in OF_ONE.items() for case in cases(tables[place])]
+
+
+@pytest.mark.parametrize(("make", "field", "value"), cases_of_one(0))
+def test_value_that_one_endpoint_does_not_have_is_refused_by_its_field(make: Any, field: str, value: Any) -> None:
+    error = refusal(make, **{field: value})
+    assert error.param == field
+    assert field in error.message
+
+
+@pytest.mark.parametrize(("make", "field", "value"), cases_of_one(1))
+def test_value_of_one_endpoint_is_accepted(make: Any, field: str, value: Any) -> None:
+    make(**{field: value})
+
+
+FIELDS = [(completion, neutral.COMPLETION, CompletionBody), (chat, neutral.CHAT, ChatBody)]
+NULLABLE = [
+    pytest.param(make, field, id=f"{make.__name__}-{field}")
+    for make, table, body in FIELDS
+    for field in (*table, *body.model_fields, "nobody_knows")
+    if field not in ("prompt", "messages")
+]
+
+
+@pytest.mark.parametrize(("make", "field"), NULLABLE)
+def test_null_is_as_if_the_field_were_absent(make: Any, field: str) -> None:
+    assert repr(replace(make(**{field: None}), ignored=())) == repr(make())
 
 
 # Fields that are not built
@@ -128,7 +196,8 @@ TABLES = [(completion, neutral.COMPLETION), (chat, neutral.CHAT)]
 @pytest.mark.parametrize(("make", "field"), [pytest.param(make, field) for make, table in TABLES for field in table])
 def test_field_that_is_not_built_is_refused_by_name(make: Any, field: str) -> None:
     error = refusal(make, **{field: {"some": "value"}})
-    assert error.message == f"{field} is not supported yet"
+    instead = {"functions": "; give tools", "function_call": "; give tool_choice"}.get(field, "")
+    assert error.message == f"{field} is not supported yet{instead}"
     assert error.param == field
 
 
@@ -139,38 +208,73 @@ def test_neutral_value_is_accepted(make: Any, field: str, value: Any) -> None:
     make(**{field: value})
 
 
-NOT_NEUTRAL = {
-    "logit_bias": ({"1": 100}, "x"),
-    "logprobs": (0, 3, True, -5),
-    "best_of": (2, True, 10**6),
-    "echo": (True,),
-    "stop_token_ids": ([0],),
-    "response_format": ({"type": "json_object"}, {"type": "json_schema", "json_schema": {}}),
-    "min_tokens": (1,),
-}
+@pytest.mark.parametrize("table", [neutral.COMPLETION, neutral.CHAT])
+def test_what_is_built_is_not_among_what_is_not(table: neutral.Table) -> None:
+    body = CompletionBody if table is neutral.COMPLETION else ChatBody
+    assert not table.keys() & body.model_fields.keys()
+
+
+def test_best_of_is_only_what_n_is() -> None:
+    assert completion(n=3, best_of=3).n == 3
+    assert refusal(completion, n=2, best_of=3).param == refusal(completion, n=3, best_of=1).param == "best_of"
+
+
+def test_fields_that_nobody_knows_are_kept_by_name() -> None:
+    assert completion(temprature=1).ignored == ("temprature",)
+    assert chat(stream=True, stream_options={"colour": 1}, x=1).ignored == ("x", "stream_options.colour")
+    assert chat(messages=[*HI, {"role": "user", "content": "", "a": 1}]).ignored == ("messages[1].a",)
+
+
+# Fields that go together
 
 
 @pytest.mark.parametrize("make", [completion, chat])
-@pytest.mark.parametrize(("field", "value"), cases(NOT_NEUTRAL))
-def test_value_that_asks_for_something_is_refused(make: Any, field: str, value: Any) -> None:
-    assert "is not supported yet" in refusal(make, **{field: value}).message
+def test_min_tokens_is_at_most_the_limit(make: Any) -> None:
+    assert make(min_tokens=5, max_tokens=5).min_tokens == 5
+    assert make(min_tokens=5).min_tokens == 5
+    error = refusal(make, min_tokens=6, max_completion_tokens=5)
+    assert (error.param, error.message) == ("min_tokens", "min_tokens: 6 is more than max_tokens, 5")
 
 
-def test_tools_are_refused_and_their_absence_is_not() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    assert refusal(chat, tools=[tool], tool_choice="auto").message == "tools is not supported yet"
-    assert refusal(chat, tool_choice="required").param == "tool_choice"
-    chat(tools=[], tool_choice="auto", parallel_tool_calls=True)
+@pytest.mark.parametrize("make", [completion, chat])
+def test_prompt_logprobs_are_not_streamed(make: Any) -> None:
+    assert refusal(make, prompt_logprobs=0, stream=True).param == "prompt_logprobs"
 
 
-def test_best_of_is_neutral_when_it_is_n() -> None:
-    assert completion(n=3, best_of=3).n == 3
-    assert refusal(completion, n=2, best_of=3).param == "best_of"
+def test_alternatives_of_a_chats_tokens_come_with_logprobs_only() -> None:
+    asked = [chat(**fields).logprobs for fields in ({}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3})]
+    assert asked == [None, 0, 3]
+    assert "only with logprobs true" in refusal(chat, top_logprobs=3, logprobs=False).message
 
 
-def test_unknown_field_is_refused_by_name() -> None:
-    assert refusal(completion, temprature=1).message == "temprature: unknown field"
-    assert refusal(chat, stream=True, stream_options={"colour": 1}).message == "stream_options.colour: unknown field"
+@pytest.mark.parametrize(
+    ("fields", "scores"),
+    [({}, -1), ({"logprobs": 3}, -1), ({"echo": True}, -1), ({"echo": True, "logprobs": 0}, 0), ({"prompt_logprobs": 2}, 2),
+     ({"echo": True, "logprobs": 3, "prompt_logprobs": 2}, 3), ({"logprobs": 3, "prompt_logprobs": 2}, 2)],
+)  # fmt: skip
+def test_prompts_logprobs_are_those_asked_for_and_those_echoed(fields: dict[str, Any], scores: int) -> None:
+    assert completion(**fields).prompt_likeliest == scores
+
+
+def test_special_tokens_are_added_to_prompts_and_not_to_chats_unless_asked() -> None:
+    assert (completion().add_special_tokens, chat().add_special_tokens) == (True, False)
+    assert not completion(add_special_tokens=False).add_special_tokens
+    assert chat(add_special_tokens=True).add_special_tokens
+
+
+# What the prompts' ids tell
+
+
+def test_min_tokens_must_fit_behind_the_longest_prompt() -> None:
+    prompts = [np.array([5] * length, "<i4") for length in (3, 10)]
+    completion(min_tokens=90).check(prompts, 100)
+    with pytest.raises(InvalidRequest, match="min_tokens: 91 do not fit"):
+        completion(min_tokens=91).check(prompts, 100)
+
+
+def test_grammar_says_alone_when_the_answer_may_end() -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens: not with a grammar"):
+        completion(min_tokens=1, structured_outputs={"regex": "a+"}).check([np.array([5], "<i4")], 100)
 
 
 # Prompts and messages
@@ -212,7 +316,7 @@ def test_choices_of_all_prompts_together_are_bounded() -> None:
         [{"role": 5, "content": "x"}], [{"role": "", "content": ""}],
         [{"role": "user", "content": 5}], [{"role": "user", "content": None}], [{"role": "user", "content": []}],
         [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "noise", "text": "x"}]}],
-        [{"role": "user", "content": [5]}], [{"role": "user", "content": "x", "colour": "red"}],
+        [{"role": "user", "content": [5]}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}],
         [{"role": "assistant", "content": "x", "tool_calls": [{}]}], [{"role": "tool", "content": "x"}],
     ],
@@ -223,7 +327,6 @@ def test_malformed_messages_are_refused(messages: Any) -> None:
 
 def test_refused_message_is_named_by_its_place() -> None:
     assert refusal(chat, messages=[*HI, {"role": "user", "content": 5}]).message.startswith("messages[1].content: ")
-    assert refusal(chat, messages=[*HI, {"role": "user", "content": "", "a": 1}]).message == "messages[1].a: unknown field"
 
 
 def test_text_parts_are_one_text() -> None:
@@ -312,4 +415,4 @@ def test_usage_of_a_stream_is_included_only_when_asked() -> None:
 
 
 def test_bound_of_choices_fits_a_submit() -> None:
-    assert schema.MAX_N <= 2**16
+    assert MAX_N <= 2**16

@@ -13,13 +13,18 @@ def finder(*stops: str) -> StopFinder:
     return StopFinder([StopPattern(stop) for stop in stops])
 
 
-def cut(text: str, stops: list[str]) -> str:
-    """By definition: before the stop string that is complete first, the longest of those complete together."""
+def ended(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """By definition: before the stop string that is complete first, the longest of those complete together; and it."""
     for end in range(len(text) + 1):
         whole = [stop for stop in stops if text[:end].endswith(stop)]
         if whole:
-            return text[: end - max(map(len, whole))]
-    return text
+            longest = max(whole, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+def cut(text: str, stops: list[str]) -> str:
+    return ended(text, stops)[0]
 
 
 def could_begin(text: str, stops: list[str]) -> int:
@@ -69,3 +74,24 @@ def test_an_almost_stop_comes_out_whole() -> None:
 def test_what_is_held_comes_out_at_the_end() -> None:
     found = finder("stop")
     assert [found.feed("no sto"), found.end()] == ["no ", "sto"]
+
+
+@given(st.lists(st.tuples(LETTERS, st.booleans()), max_size=8), STOPS)
+def test_stop_counts_only_where_it_is_complete_in_a_piece_that_may_stop(
+    pieces: list[tuple[str, bool]], stops: list[str]
+) -> None:
+    found = finder(*stops)
+    shown = "".join([*(found.feed(piece, may_stop=may) for piece, may in pieces), found.end()])
+    text = "".join(piece for piece, _ in pieces)
+    may_end = [may for piece, may in pieces for _ in piece]
+    wholes = [(end, s) for end in range(1, len(text) + 1) for s in stops if may_end[end - 1] and text[:end].endswith(s)]
+    first = min(wholes, key=lambda whole: (whole[0], -len(whole[1])), default=None)
+    assert (shown, found.found) == ((text[: first[0] - len(first[1])], first[1]) if first else (text, None))
+
+
+@given(st.lists(LETTERS, max_size=8), STOPS)
+def test_included_stop_is_the_end_of_the_text(pieces: list[str], stops: list[str]) -> None:
+    found = StopFinder([StopPattern(stop) for stop in stops], include=True)
+    shown = "".join([*map(found.feed, pieces), found.end()])
+    text, stop = ended("".join(pieces), stops)
+    assert shown == text + (stop or "")

@@ -39,7 +39,7 @@ def test_blocks_leave_no_white_space() -> None:
     [
         ("{{ messages | tojson }}", '[{"role": "user", "content": "hi <b>"}]'),
         ("{{ {'b': 'é', 'a': 1} | tojson(indent=1) }}", '{\n "b": "é",\n "a": 1\n}'),
-        ("{{ tools is none }} {{ documents is none }}", "True True"),
+        ("{{ tools is none }} {{ documents is none }} {{ thinking is defined }}", "True True False"),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{% generation %}x{% endgeneration %}", "x"),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
@@ -102,11 +102,11 @@ def test_special_token_without_its_text_is_a_users_error(tmp_path: Path) -> None
         template.load(folder(tmp_path, {"eos_token": {}}, "x"))
 
 
-def test_default_is_taken_of_several_templates(tmp_path: Path) -> None:
+def test_of_several_templates_one_is_for_tools_and_the_default_for_the_rest(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     loaded = template.load(folder(tmp_path, {"chat_template": named}))
     assert loaded is not None
-    assert loaded.render(HI) == "plain"
+    assert (loaded.render(HI), loaded.render(HI, [{"type": "function"}]), loaded.source) == ("plain", "tools", "tools")
 
 
 def test_folder_may_have_no_template(tmp_path: Path) -> None:
@@ -131,3 +131,37 @@ def test_template_of_which_python_makes_nothing_is_refused(source: str) -> None:
 
 def test_template_is_not_computed_before_it_is_used() -> None:
     ChatTemplate("{{ 9 ** 9 ** 9 }}{{ 'a' * 10 ** 11 }}", {})
+
+
+# Of the shape that models' templates have: they test for tool_calls, and write arguments as JSON.
+CALLING = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content + '' }}"
+    "{% if 'tool_calls' in m %}{% for call in m.tool_calls %}"
+    """{{ '<call>{"name": "' + call.function.name + '", "arguments": ' }}{{ call.function.arguments | tojson }}}</call>"""
+    "{% endfor %}{% endif %}{% endfor %}{% if thinking is defined and not thinking %}<quiet>{% endif %}"
+)
+
+
+def test_tools_calls_and_their_answers_are_rendered() -> None:
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": {"zone": "CÉT"}}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "12"},
+    ]
+    assert ChatTemplate(CALLING, {}).render(messages, tools, {"thinking": False}) == (
+        '{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}\n'
+        '[assistant]<call>{"name": "now", "arguments": {"zone": "CÉT"}}</call>[tool]12<quiet>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")]
+)
+def test_developer_is_system_where_the_template_does_not_know_it(source: str, role: str) -> None:
+    assert render(source, [{"role": "developer", "content": "x"}]) == role
+
+
+def test_names_of_the_tokenizer_go_before_all_others() -> None:
+    assert ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"}).render(HI, None, {"bos_token": "x"}) == "<s>"

@@ -26,12 +26,12 @@ from tests.unit.frontend import small
 from tpserve.deployment import Deployment
 from tpserve.frontend import schema
 from tpserve.frontend.errors import ApiError
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.messages import Drained, Message, Ready, Started, Stop, Submit, Up, decode, encode
 from tpserve.offline import host
 from tpserve.offline.host import EngineDead, Host
 from tpserve.offline.job import Job, Question
 from tpserve.settings import UserError
+from tpserve.tokenizer import Tokenizer
 
 LIMIT_S = 20.0
 THREADS = 2

@@ -44,6 +44,17 @@ def test_numbers_of_numpy_and_torch_are_taken() -> None:
     assert (made.sampling.temperature, made.sampling.top_p, made.sampling.seed) == (0.5, 0.25, 7)
 
 
+def test_values_about_tokens_reach_the_request() -> None:
+    made = request(
+        SamplingParams(
+            logprobs=3, prompt_logprobs=0, logit_bias={np.int64(5): np.float32(0.5)}, stop_token_ids=np.array([7, 8]),
+            min_tokens=2, include_stop_str_in_output=True,
+        )  # type: ignore[arg-type, dict-item]
+    )  # fmt: skip
+    assert (made.logprobs, made.prompt_logprobs, made.logit_bias) == (3, 0, {5: 0.5})
+    assert (made.stop_token_ids, made.min_tokens, made.include_stop) == ((7, 8), 2, True)
+
+
 def test_penalties_reach_the_request() -> None:
     sampling = request(SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-1)).sampling
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, 0.5, -1)
@@ -55,12 +66,15 @@ def test_penalties_reach_the_request() -> None:
         ({"repetition_penalty": 0}, "repetition_penalty: "),
         ({"temperature": -1}, "temperature: "),
         ({"n": 0}, "n: "),
-        ({"max_tokens": 0}, "max_tokens: "),
+        ({"max_tokens": -1}, "max_tokens: "),
+        ({"min_tokens": 17}, "min_tokens: 17 is more than max_tokens, 16"),
+        ({"logprobs": 21}, "logprobs: "),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: "),
+        ({"logit_bias": {5: 101.0}}, "logit_bias: "),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: "),
         ({"top_k": -2}, "top_k: "),
         ({"stop": [1]}, "stop: "),
         ({"top_p": float("nan")}, "top_p: "),
-        ({"logprobs": 3}, "logprobs is not supported yet"),
-        ({"logit_bias": {5: 1.0}}, "logit_bias is not supported yet"),
         ({"structured_outputs": {"json": "{}"}}, "structured_outputs is not supported yet"),
         ({"detokenize": False}, "detokenize is not supported yet"),
     ],

@@ -38,6 +38,7 @@ def make_rows(
         seeds=np.full(count, seed, np.uint64),
         choices=np.full(count, choice),
         positions=np.arange(1, count + 1),
+        logprobs=np.full(count, -1),
     )
 
 
@@ -52,6 +53,7 @@ def mixed_rows(count: int) -> SamplingRows:
         seeds=(i * 2**59).astype(np.uint64),
         choices=i % 4,
         positions=1000 - i,
+        logprobs=np.full(count, -1),
     )
 
 
@@ -61,7 +63,9 @@ def make_logits(count: int, columns: int, seed: int = 0, scale: float = 4.0) -> 
 
 def sample(logits: np.ndarray, rows: SamplingRows) -> np.ndarray:
     """The ids that a single rank samples."""
-    return Sampler(Alone(), 0).sample(torch.from_numpy(logits), rows, 1, b"").numpy()
+    whole = torch.from_numpy(logits)
+    ids, _ = Sampler(Alone(), 0).sample(whole, rows, 1, b"", whole[:0])
+    return ids.numpy()
 
 
 def sample_on(ranks: Ranks, starts: Sequence[int], logits: np.ndarray, rows: SamplingRows) -> np.ndarray:

@@ -18,8 +18,8 @@ from tpserve.checkpoint import gguf
 from tpserve.checkpoint.gguf.metadata import Metadata
 from tpserve.checkpoint.gguf.tokenizer import write_tokenizer
 from tpserve.checkpoint.tokenizer.build import SPLITS, Kind
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.settings import UserError
+from tpserve.tokenizer import Tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

@@ -20,8 +20,8 @@ from tpserve.checkpoint.folder import special_tokens
 from tpserve.checkpoint.tokenizer.build import SPLITS
 from tpserve.checkpoint.tokenizer.convert import convert
 from tpserve.frontend import template
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.settings import UserError
+from tpserve.tokenizer import Tokenizer
 
 
 class Pair(NamedTuple):

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.checkpoint.tokenizer.models import AS_IT_IS, sentencepiece, write
 from tpserve.checkpoint.source import describe
 from tpserve.checkpoint.tokenizer import folder_of
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.settings import Settings, UserError
+from tpserve.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tests.unit.checkpoint.tokenizer.models import AS_IT_IS, SENTENCES, sentence
 from tpserve.checkpoint.tokenizer import sentencepiece_model
 from tpserve.checkpoint.tokenizer.build import Kind
 from tpserve.checkpoint.tokenizer.convert import convert
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.settings import UserError
+from tpserve.tokenizer import Tokenizer
 
 GEMMA = AS_IT_IS | dict(add_dummy_prefix=False, user_defined_symbols=["\n", "\n\n", "▁▁", "▁▁▁", "<td>", "|"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,20 @@ class Tokenizer:
         """The text's ids. Releases the GIL (the library's `encode` does not), so it may run beside an event loop."""
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def spans(self, text: str, add_special_tokens: bool) -> list[tuple[int, int]]:
+        """Where the text of each of `encode`'s ids begins and ends, in characters; (0, 0) for ids that are added to it."""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoding.offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens included. Releases the GIL, as `encode` does."""
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return text
+
+    def token(self, id_: int) -> str:
+        """How the vocabulary spells the id; empty for an id that the tokenizer does not have."""
+        return self._tokenizer.id_to_token(id_) or ""
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of the number of ids, without tokenizing; 0 where the tokenizer may swallow any amount of text."""

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as HfTokenizer
 
 from tests.unit.frontend.small import END, SPECIAL
-from tpserve.frontend.tokenizer import Tokenizer
 from tpserve.settings import UserError
+from tpserve.tokenizer import Tokenizer
 
 SHRINKING = ["the " * 30, "\u212a" * 50, "\u1fbe\u0308\u0301" * 20, "\u1100\u1161\u11a8" * 9, "u\u0308\u0304" * 20]
 
@@ -160,3 +160,14 @@ def test_a_tokenizer_to_which_text_may_be_unknown_has_no_bound(tmp_path: Path) -
     copy.decoder = decoders.Fuse()
     tokenizer = changed(copy, tmp_path)
     assert tokenizer.least_tokens("x" * 1000) == 0
+
+
+def test_ids_of_a_text_decode_to_it_special_tokens_included(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for text in ("", "the fox 😀 é", f"a{SPECIAL[1]}b"):
+        assert tokenizer.decode(tokenizer.encode(text, False)) == text
+    pieces = sentencepiece(tmp_path)
+    assert pieces.decode(pieces.encode("the sea é", False)) == "the sea é"
+
+
+def test_token_is_spelled_as_in_the_vocabulary(tokenizer: Tokenizer, reference: HfTokenizer) -> None:
+    assert [tokenizer.token(id_) for id_ in (END, 260, 305)] == [SPECIAL[0], reference.id_to_token(260), ""]

@@ -1,0 +1,70 @@
+"""Plans whose results are not in: what their rows are of, and what belongs to whom of a result's scores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tpserve.coordinator.draft import Scored
+from tpserve.coordinator.sequence import Sequence
+from tpserve.messages import NO_SCORES, PromptScores, SampleMasks, Scores, StepResult
+
+
+class ProtocolError(ValueError):
+    """Another process sent what it must not send in this state."""
+
+
+class Flight(NamedTuple):
+    """One plan in flight. By the time its result comes, a row's slot may have another sequence."""
+
+    step: int
+    sampled: list[Sequence]  # as in `Draft`
+    scored: list[Scored]
+    masked: list[Sequence]  # emptied when their masks are made
+
+    def check(self, result: StepResult) -> None:
+        """Raise ProtocolError unless the result has what the plan asks for."""
+        num_rows, num_targets = len(self.sampled), sum(row.num_targets for row in self.scored)
+        if len(result.ids) != num_rows:
+            raise ProtocolError(f"result of step {self.step} has {len(result.ids)} ids for {num_rows} rows")
+        if len(result.scores.counts) not in (0, num_rows):
+            raise ProtocolError(f"result of step {self.step} has scores of {len(result.scores.counts)} ids for {num_rows} rows")
+        if len(result.target_scores.counts) != num_targets:
+            found = len(result.target_scores.counts)
+            raise ProtocolError(f"result of step {self.step} has scores of {found} targets for {num_targets}")
+
+    def masks(self, num_words: int) -> SampleMasks | None:
+        """The masks of its rows, once; None when there are none. All that came before is known to their matchers."""
+        if not self.masked:
+            return None
+        words = np.full((len(self.masked), num_words), 0xFFFFFFFF, np.uint32)
+        for row, sequence in zip(words, self.masked, strict=True):
+            if not sequence.ended:  # else it is a ghost row, which may sample anything
+                assert sequence.matcher is not None
+                sequence.matcher.fill(row)
+        self.masked.clear()
+        return SampleMasks(self.step, words.reshape(-1))
+
+    def token_scores(self, found: Scores) -> Scores:
+        """Those of the rows whose sequences have not ended; none at all if none of these has any."""
+        if not len(found.ids):
+            return NO_SCORES
+        wanted = np.array([not sequence.ended for sequence in self.sampled])
+        entries = np.repeat(wanted, found.counts)
+        if not entries.any():
+            return NO_SCORES
+        return Scores(found.counts[wanted], found.ids[entries], found.logprobs[entries])
+
+    def prompt_scores(self, found: Scores) -> list[PromptScores]:
+        """What of the prompts was not scored before, for requests that are still open."""
+        if not self.scored:
+            return []
+        bounds, told, position = np.append(0, np.cumsum(found.counts, dtype=np.int64)), [], 0
+        for request, num_targets, num_known in self.scored:
+            first, position = position + num_known, position + num_targets
+            entries = slice(bounds[first], bounds[position])
+            part = Scores(found.counts[first:position], found.ids[entries], found.logprobs[entries])
+            if request.choices:
+                told.append(PromptScores(request.number, part))
+        return told
