@@ -14,7 +14,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from tpserve import preflight
-from tpserve.frontend import neutral, schema, template
+from tpserve.frontend import neutral, schema
+from tpserve.frontend.chat import template
 from tpserve.frontend.errors import ApiError, InvalidRequest, Unavailable
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.offline import inputs

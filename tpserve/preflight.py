@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tpserve import keys, machine, memory
 from tpserve.checkpoint import folder, generation, headers, source
 from tpserve.deployment import ApiKey, Deployment
-from tpserve.frontend import template
+from tpserve.frontend.chat import template
 from tpserve.limits import Limits, limits
 from tpserve.model import families
 from tpserve.model.spec import ModelSpec

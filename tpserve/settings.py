@@ -189,7 +189,7 @@ class Settings(BaseModel):
     max_queue: Annotated[
         Annotated[int, Field(ge=1)] | None,
         Flag("--max-queue", section="scheduler"),
-        Field(description="Most answers that wait for a place; beyond, requests get status 429. Default: no bound."),
+        Field(description="Most requests that wait for a place; more get status 429. Default: no bound."),
     ] = None
     queue_timeout: Annotated[
         Annotated[float, Field(gt=0)] | None,

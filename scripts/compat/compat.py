@@ -85,7 +85,7 @@ def pip(*args: str) -> None:
 def served() -> Iterator[str]:
     """The address of a server of this checkout."""
     command = [sys.executable, "-m", "tpserve.cli", "launch", "--model", "demo", "--tp", "2", "--dtype", "float32"]
-    options = ["--port", "0", "--max-model-len", "2048", "--log-level", "warning"]
+    options = ["--port", "0", "--max-model-len", "2048", "--tool-call-parser", "hermes", "--log-level", "warning"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         line = server.stdout.readline()

@@ -9,13 +9,14 @@ import schemathesis
 MOST = {"max_tokens": 4, "max_completion_tokens": 4, "n": 2}
 
 
-def map_body(context: Any, body: Any) -> Any:
-    """A body whose valid limits are at most those; wrong ones stay as they are. Without a limit there would be none."""
-    if not isinstance(body, dict):
-        return body
-    small = {name: most for name, most in MOST.items() if isinstance(body.get(name), int) and body[name] > most}
-    limited = {"max_tokens": 4} if body.get("max_tokens", body.get("max_completion_tokens")) is None else {}
-    return body | small | limited
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    """Lower the body's valid limits to those; wrong ones stay as they are, and where there is none, one is set."""
+    if not isinstance(case.body, dict):
+        return
+    lower = {name: most for name, most in MOST.items() if isinstance(case.body.get(name), int) and case.body[name] > most}
+    case.body = case.body | lower
+    if case.body.get("max_tokens") is None and case.body.get("max_completion_tokens") is None:
+        case.body["max_tokens"] = 4
 
 
-schemathesis.hook(map_body)
+schemathesis.hook(before_call)

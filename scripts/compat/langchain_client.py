@@ -16,14 +16,14 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 URL = f"{sys.argv[1]}/v1"
 KEY = SecretStr("none")
-MODEL = ChatOpenAI(model="demo", base_url=URL, api_key=KEY, temperature=0, max_completion_tokens=60, max_retries=0)
+MODEL = ChatOpenAI(model="demo", base_url=URL, api_key=KEY, temperature=0, max_completion_tokens=120, max_retries=0)
 
 
 class Fruit(BaseModel):
     """A fruit."""
 
     name: Literal["apple", "plum"]
-    count: int
+    count: Literal[1, 2, 3]
 
 
 def weather(city: Literal["Paris", "Rome"]) -> str:
@@ -65,7 +65,7 @@ def completion() -> None:
 def with_structured_output() -> None:
     """By schema, by a tool, and in JSON mode."""
     for method in ("json_schema", "function_calling"):
-        fruit = MODEL.with_structured_output(Fruit, method=method).invoke("Name a fruit.")
+        fruit = MODEL.with_structured_output(Fruit, method=method, strict=True).invoke("Name a fruit.")
         assert isinstance(fruit, Fruit), (method, fruit)
     raw = MODEL.with_structured_output(None, method="json_mode", include_raw=True).invoke("Answer in JSON: name a fruit.")
     assert raw["raw"].content.lstrip().startswith("{"), raw
@@ -74,7 +74,7 @@ def with_structured_output() -> None:
 def bind_tools() -> None:
     """A call, its result, and an answer; the call streamed, too."""
     known = tool(weather)
-    model = MODEL.bind_tools([known], tool_choice="required")
+    model = MODEL.bind_tools([known], tool_choice="required", parallel_tool_calls=False, strict=True)
     called = model.invoke("What is the weather in Paris?")
     assert isinstance(called, AIMessage)
     call = called.tool_calls[0]

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic_core import to_json  # several times as fast as the standard library's, which many logprobs need
 
-from tpserve.frontend import logprobs
-from tpserve.frontend.logprobs import Token
-from tpserve.frontend.message import Delta, MessageParser, PlainMessage, merged
+from tpserve.frontend.chat.message import Delta, MessageParser, PlainMessage, merged
 from tpserve.frontend.records import Choice, Generation, News, Record
+from tpserve.frontend.text import logprobs
+from tpserve.frontend.text.logprobs import Token
 from tpserve.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"

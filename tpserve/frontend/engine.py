@@ -15,9 +15,9 @@ import zmq.asyncio
 from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
 from tpserve.frontend.errors import ApiError, EngineFault, InvalidRequest, TooManyRequests, Unavailable
-from tpserve.frontend.logprobs import Score, split
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.records import Choice, Generation, Record, new_record
+from tpserve.frontend.text.logprobs import Score, split
 from tpserve.messages import Abort, Finish, Message, PromptScores, Refusal, Refused, Stats, Submit, Tokens, decode, encode
 from tpserve.tokenizer import Tokenizer
 

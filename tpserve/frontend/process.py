@@ -19,16 +19,16 @@ from starlette.types import ASGIApp
 
 from tpserve.board import Board
 from tpserve.child import Charge, Control
-from tpserve.frontend import template
-from tpserve.frontend.app import create_app
+from tpserve.frontend.chat import template
+from tpserve.frontend.chat.message_format import MessageFormat
 from tpserve.frontend.compiler.checker import GrammarChecker
 from tpserve.frontend.engine import Engine
+from tpserve.frontend.http.app import create_app
+from tpserve.frontend.http.protocol import MAX_HEADER_BYTES, Protocol
+from tpserve.frontend.http.service import Service
 from tpserve.frontend.link import Link, readable
-from tpserve.frontend.message_format import MessageFormat
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
-from tpserve.frontend.protocol import MAX_HEADER_BYTES, Protocol
-from tpserve.frontend.service import Service
 from tpserve.listen import listen
 from tpserve.messages import Drained
 from tpserve.tokenizer import Tokenizer

@@ -6,9 +6,9 @@ import secrets
 
 import numpy as np
 
+from tpserve.frontend.chat.template import ChatTemplate, TemplateRefusal
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.schema import GenerateRequest
-from tpserve.frontend.template import ChatTemplate, TemplateRefusal
 from tpserve.tokenizer import Tokenizer
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tpserve.deployment import Deployment
-from tpserve.frontend.detokenize import AnswerText
-from tpserve.frontend.echo import Echo
 from tpserve.frontend.errors import ApiError
-from tpserve.frontend.logprobs import Score, Token, split
 from tpserve.frontend.schema import GenerateRequest
-from tpserve.frontend.stops import StopPattern
+from tpserve.frontend.text.detokenize import AnswerText
+from tpserve.frontend.text.echo import Echo
+from tpserve.frontend.text.logprobs import Score, Token, split
+from tpserve.frontend.text.stops import StopPattern
 from tpserve.messages import Finish, Sampling, Scores, Submit
 from tpserve.tokenizer import Tokenizer
 

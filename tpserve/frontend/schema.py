@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 
 from tpserve.frontend import neutral
 from tpserve.frontend.body import MAX_CHOICES, Body, ChatBody, CompletionBody, Prompt
-from tpserve.frontend.chat import Message, for_template, render_options
+from tpserve.frontend.chat.messages import Message, for_template, render_options
+from tpserve.frontend.chat.tools import ChatTools
+from tpserve.frontend.chat.tools.declared import chat_tools
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.structured import FIELDS, grammar_of
-from tpserve.frontend.tools import ChatTools
-from tpserve.frontend.tools.declared import chat_tools
 from tpserve.messages import Sampling
 from tpserve.sampling import SamplingDefaults
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpserve.frontend.logprobs import Score
 from tpserve.frontend.records import Choice, Record
+from tpserve.frontend.text.logprobs import Score
 from tpserve.tokenizer import Tokenizer
 
 

@@ -21,15 +21,15 @@ import zmq.asyncio
 
 from tpserve import board
 from tpserve.deployment import Deployment
-from tpserve.frontend import template
-from tpserve.frontend.app import create_app
+from tpserve.frontend.chat import template
+from tpserve.frontend.chat.message_format import MessageFormat
 from tpserve.frontend.compiler.checker import GrammarChecker
 from tpserve.frontend.engine import Engine
-from tpserve.frontend.message_format import MessageFormat
+from tpserve.frontend.http.app import create_app
+from tpserve.frontend.http.service import Service
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.process import http_server
 from tpserve.frontend.prompts import PromptMaker
-from tpserve.frontend.service import Service
 from tpserve.messages import NO_SCORES, Finish, Message, Scores, Submit, Tokens, decode, encode
 from tpserve.tokenizer import Tokenizer
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.frontend.text.test_stops import ended
 from tokenizers import Tokenizer as HfTokenizer
 
 from tests.unit.frontend.rig import scores
 from tests.unit.frontend.small import END
-from tests.unit.frontend.test_stops import ended
 from tpserve.deployment import Deployment
 from tpserve.frontend import schema
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer
-from tpserve.frontend.echo import echoes
 from tpserve.frontend.errors import InvalidRequest
-from tpserve.frontend.logprobs import split
 from tpserve.frontend.records import Choice, Generation, Record, new_record
+from tpserve.frontend.text.echo import echoes
+from tpserve.frontend.text.logprobs import split
 from tpserve.messages import Finish, PromptScores
 from tpserve.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tpserve.frontend import template
+from tpserve.frontend.chat import template
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.prompts import PromptMaker
 from tpserve.frontend.schema import chat_request, completion_request

@@ -11,9 +11,9 @@ import pytest
 from tests.unit.frontend import small
 from tests.unit.frontend.rig import scores
 from tpserve.deployment import Deployment
-from tpserve.frontend.logprobs import split
 from tpserve.frontend.records import new_record
 from tpserve.frontend.schema import completion_request
+from tpserve.frontend.text.logprobs import split
 from tpserve.messages import Finish
 from tpserve.offline.job import Job, Question
 from tpserve.offline.outputs import Logprob, RequestOutput

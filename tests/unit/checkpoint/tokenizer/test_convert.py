@@ -19,7 +19,7 @@ from tpserve.byte_level import BYTES
 from tpserve.checkpoint.folder import special_tokens
 from tpserve.checkpoint.tokenizer.build import SPLITS
 from tpserve.checkpoint.tokenizer.convert import convert
-from tpserve.frontend import template
+from tpserve.frontend.chat import template
 from tpserve.settings import UserError
 from tpserve.tokenizer import Tokenizer
 

@@ -1,0 +1,1 @@
+"""Chats: messages to a prompt's text, and an answer's text to the parts of a message."""

@@ -1,0 +1,1 @@
+"""HTTP: what comes in, and how answers go out."""
