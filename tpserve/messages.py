@@ -74,8 +74,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         same_length(self, "ids", "logprobs")
-        if int(self.counts.sum()) != len(self.ids):
-            raise MessageError(f"Scores: {len(self.ids)} entries, where the positions have {int(self.counts.sum())}")
+        adds_up(self, counts="ids")
 
 
 NO_SCORES = Scores(np.empty(0, "<u2"), np.empty(0, "<i4"), np.empty(0, "<f4"))

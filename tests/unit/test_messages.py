@@ -122,7 +122,7 @@ def test_parallel_arrays_of_different_lengths_are_refused() -> None:
 
 
 def test_scores_with_more_or_fewer_entries_than_their_positions_have_are_refused() -> None:
-    with pytest.raises(MessageError, match="entries"):
+    with pytest.raises(MessageError, match="counts make 3, ids has 2"):
         Scores(np.array([1, 2], "<u2"), np.zeros(2, "<i4"), np.zeros(2, "<f4"))
     with pytest.raises(MessageError, match="lengths differ"):
         Scores(np.array([2], "<u2"), np.zeros(2, "<i4"), np.zeros(3, "<f4"))

@@ -22,8 +22,8 @@ class Capacity:
     max_num_batched_tokens: int  # in one step
     chunked_prefill: bool
     prefix_caching: bool
-    by_priority: bool = False  # who is admitted first, and preempted last
-    max_queue: int | None = None  # most requests that wait
+    by_priority: bool  # who is admitted first, and preempted last
+    max_queue: int | None  # most requests that wait
 
     def __post_init__(self) -> None:
         pages = pages_for(self.max_model_len, self.page_size)

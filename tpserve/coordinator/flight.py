@@ -66,5 +66,5 @@ class Flight(NamedTuple):
             entries = slice(bounds[first], bounds[position])
             part = Scores(found.counts[first:position], found.ids[entries], found.logprobs[entries])
             if request.choices:
-                told.append(PromptScores(request.number, part))
+                told.append(PromptScores(request.submit.request, part))
         return told

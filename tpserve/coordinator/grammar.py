@@ -18,8 +18,10 @@ from llguidance import LLMatcher
 
 from tpserve.deployment import Deployment
 from tpserve.grammar import GrammarError, compile, ll_tokenizer
-from tpserve.messages import Abort, Finish, Submit
+from tpserve.messages import Abort, Finish, Refusal, Refused, Submit
 from tpserve.tokenizer import Tokenizer
+
+_MOST_GROUPS = 64  # whose grammars are not compiled yet
 
 
 class GrammarMatcher:
@@ -46,17 +48,25 @@ class GrammarMatcher:
 
 
 class Compiler:
-    """Makes matchers of grammars. Copies of one share a lexer, whose states add up: none outlive their request."""
+    """Makes matchers of grammars. All choices of a group have copies of one, which share a lexer. Its states add up, so
+    no copy outlives its group.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...]):
         self._vocabulary = ll_tokenizer(tokenizer, vocab_size, stop_ids)
         self._words = np.zeros(-(-self._vocabulary.vocab_size // 32), np.uint32)
         self._end_ids = frozenset(stop_ids)
+        self._group = 0  # the last one
+        self._grammar = ""
+        self._compiled: LLMatcher | None = None
 
     def matchers(self, submit: Submit) -> list[GrammarMatcher]:
         """A matcher for each choice, which has taken its generated ids. Raises GrammarError."""
-        compiled = compile(self._vocabulary, submit.grammar)
-        return [self._matcher(compiled.deep_copy(), ids.tolist()) for ids in submit.generated]
+        if self._compiled is None or (submit.group, submit.grammar) != (self._group, self._grammar):
+            self._compiled = None
+            self._group, self._grammar = submit.group, submit.grammar
+            self._compiled = compile(self._vocabulary, submit.grammar)
+        return [self._matcher(self._compiled.deep_copy(), ids.tolist()) for ids in submit.generated]
 
     def _matcher(self, matcher: LLMatcher, generated: list[int]) -> GrammarMatcher:
         if not matcher.consume_tokens(generated):
@@ -90,10 +100,14 @@ class Grammars:
         """A descriptor that is readable when there is something to `take`."""
         return self._bell
 
-    def add(self, submit: Submit, arrived_s: float) -> None:
-        """Have the Submit's grammar compiled."""
+    def add(self, submit: Submit, arrived_s: float) -> Refused | None:
+        """Have the Submit's grammar compiled, or say why not: too many wait for that."""
+        groups = {pending.submit.group for pending in self._pending.values()}
+        if len(groups) >= _MOST_GROUPS and submit.group not in groups:
+            return Refused(submit.request, Refusal.QUEUE_FULL, f"{len(groups)} requests wait for their grammars already")
         self._pending[submit.request] = pending = Pending(submit, arrived_s)
         self._wanted.put(pending)
+        return None
 
     def abort(self, abort: Abort) -> bool:
         """Whether the request is held here; then the abort is heeded."""

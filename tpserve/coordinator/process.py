@@ -134,7 +134,7 @@ class Coordinator:
         if message is None:
             return
         if isinstance(message, Submit) and message.grammar:
-            self._grammars.add(message, time.monotonic())
+            self._answer_refused(self._grammars.add(message, time.monotonic()))
         elif isinstance(message, Submit):
             self._submit(message, time.monotonic())
         elif not isinstance(message, Abort):
@@ -152,7 +152,9 @@ class Coordinator:
             self._scheduler.abort(submit.request, choice)
 
     def _submit(self, submit: Submit, arrived_s: float, matchers: Iterable[Matcher] = ()) -> None:
-        refused = self._scheduler.submit(submit, arrived_s, matchers)
+        self._answer_refused(self._scheduler.submit(submit, arrived_s, matchers))
+
+    def _answer_refused(self, refused: Refused | None) -> None:
         if refused is not None:
             self._to_frontend(refused)
 

@@ -18,7 +18,7 @@ _order = attrgetter("order")
 class Queue:
     """Waiting sequences in order, and the open groups.
 
-    The order is that of arrival, or with `by_priority` that of `priority * AGEING_S + arrival in seconds`. A request's
+    The order is that of arrival, with `by_priority` later by AGEING_S for each number of the priority. A request's
     rank never changes, yet who waits overtakes those who come later with a better number: nobody starves. Of groups
     none of whose sequences ever left the queue, more than `most` are too many.
     """
@@ -42,13 +42,13 @@ class Queue:
     def open(self, submit: Submit, root: bytes, arrived_s: float) -> Request:
         """A new request, in the group that it belongs to."""
         group = self._group(submit, arrived_s)
-        request = group.requests[submit.request] = Request(submit, submit.request, group, root)
+        request = group.requests[submit.request] = Request(submit, group, root)
         return request
 
     def close(self, request: Request) -> None:
         """Forget a request without open choices."""
         group = request.group
-        del group.requests[request.number]
+        del group.requests[request.submit.request]
         if not group.requests:
             del self._groups[group.number]
             self._leave_queued(group)
@@ -56,7 +56,7 @@ class Queue:
     def _group(self, submit: Submit, arrived_s: float) -> Group:
         group = self._groups.get(submit.group)
         if group is None:
-            rank = submit.priority * AGEING_S + arrived_s if self._by_priority else 0.0
+            rank = arrived_s + (submit.priority * AGEING_S if self._by_priority else 0)
             group = self._groups[submit.group] = Group(submit.group, arrived_s, rank, submit.max_wait_s)
             self._num_queued += 1
             if submit.max_wait_s:

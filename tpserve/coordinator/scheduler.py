@@ -169,7 +169,7 @@ class Scheduler:
             finishes.append(self._finish(sequence) if may_end else goes_on)
         tokens = Tokens(
             step=result.step,
-            requests=np.array([sequence.request.number for sequence in live], np.uint64),
+            requests=np.array([sequence.request.submit.request for sequence in live], np.uint64),
             choices=np.array([sequence.choice for sequence in live], np.uint16),
             ids=np.asarray(ids),
             finishes=np.asarray(finishes),
@@ -253,7 +253,7 @@ class Scheduler:
         request = sequence.request
         del request.choices[sequence.choice]
         if not request.choices:
-            del self._open[request.number]
+            del self._open[request.submit.request]
             self._queue.close(request)
 
     def _vacate(self, sequence: Sequence) -> None:

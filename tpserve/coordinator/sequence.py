@@ -38,7 +38,6 @@ class Request:
     """A prompt and its choices, while one of them is open."""
 
     submit: Submit
-    number: int
     group: Group
     root: bytes  # what its chains of digests begin with
     choices: dict[int, Sequence] = field(default_factory=dict)  # the open ones

@@ -17,6 +17,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+import numpy as np
+
 from tpserve.model.spec import ModelSpec
 
 MLP_BLOCK = 32  # columns
@@ -39,6 +41,10 @@ class Span:
 
     def __bool__(self) -> bool:
         return self.stop > self.start
+
+    def holds(self, places: np.ndarray) -> np.ndarray:
+        """Which of these are in here, as bools of the same shape."""
+        return (places >= self.start) & (places < self.stop)
 
 
 @dataclass(frozen=True)

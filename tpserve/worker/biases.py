@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tpserve.messages import Row, StepPlan
 from tpserve.parallel.partition import Span
+from tpserve.worker.slots import parts
 
 
 class Biases:
@@ -28,16 +29,16 @@ class Biases:
         self._has_bias[slots] = plan.bias_counts > 0
         self._min_lens[slots] = plan.min_lens
         for slot, ids, values in zip(
-            slots.tolist(), _split(plan.bias_ids, plan.bias_counts), _split(plan.bias_values, plan.bias_counts)
+            slots.tolist(), parts(plan.bias_ids, plan.bias_counts), parts(plan.bias_values, plan.bias_counts)
         ):
             self._biases.pop(slot, None)
             if len(ids):
-                mine = self._is_mine(ids)
+                mine = self._vocab.holds(ids)
                 self._biases[slot] = self._columns(ids[mine]), torch.tensor(values[mine], device=self._device)
-        for slot, ids in zip(slots.tolist(), _split(plan.stop_ids, plan.stop_counts)):
+        for slot, ids in zip(slots.tolist(), parts(plan.stop_ids, plan.stop_counts)):
             self._banned.pop(slot, None)
             if len(ids):
-                self._banned[slot] = self._columns(ids[self._is_mine(ids)])
+                self._banned[slot] = self._columns(ids[self._vocab.holds(ids)])
 
     def apply_(self, logits: Tensor, slots: np.ndarray, positions: np.ndarray) -> None:
         """Change in place: `logits` is float32 (rows, columns), a row for each of the slots, int64 (rows,).
@@ -52,13 +53,5 @@ class Biases:
             if banned is not None:
                 logits[row].index_fill_(0, banned, -torch.inf)
 
-    def _is_mine(self, ids: np.ndarray) -> np.ndarray:
-        return (ids >= self._vocab.start) & (ids < self._vocab.stop)
-
     def _columns(self, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64) - self._vocab.start).to(self._device)
-
-
-def _split(flat: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """The part of each that has so many of a flat array."""
-    return np.split(flat, np.cumsum(counts)[:-1]) if len(counts) else []

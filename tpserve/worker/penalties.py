@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tpserve.messages import Row, StepPlan
 from tpserve.parallel.partition import Span
+from tpserve.worker.slots import parts
 
 
 class _Past:
@@ -59,8 +60,7 @@ class Penalties:
         self._repetition[slots] = plan.repetition_penalties
         self._presence[slots] = plan.presence_penalties
         self._frequency[slots] = plan.frequency_penalties
-        pasts = np.split(plan.past, np.cumsum(plan.past_counts)[:-1])
-        for slot, past, prompt_count in zip(slots.tolist(), pasts, plan.prompt_counts.tolist()):
+        for slot, past, prompt_count in zip(slots.tolist(), parts(plan.past, plan.past_counts), plan.prompt_counts.tolist()):
             self._pasts.pop(slot, None)
             if len(past):
                 self._pasts[slot] = _Past(self._columns(past[:prompt_count]), self._columns(past[prompt_count:]))
@@ -91,7 +91,7 @@ class Penalties:
 
     def _columns(self, ids: np.ndarray) -> np.ndarray:
         """The columns, int64, of those that are of this rank."""
-        mine = ids[(ids >= self._vocab.start) & (ids < self._vocab.stop)]
+        mine = ids[self._vocab.holds(ids)]
         return mine.astype(np.int64) - self._vocab.start
 
     def _tensor(self, array: np.ndarray) -> Tensor:

@@ -70,15 +70,14 @@ def of_targets(
     if not len(targets):
         return NO_SCORES
     width = int(tops.max())
-    columns = torch.from_numpy(targets - vocab.start).to(hidden.device)
-    parts = []
-    for states, places in zip(hidden.split(_CHUNK), columns.split(_CHUNK)):
-        logits = head(states)
-        own = logits.new_full((len(places),), -torch.inf)
-        (here,) = torch.nonzero((places >= 0) & (places < len(vocab)), as_tuple=True)
-        own[here] = logits[here, places[here]]
-        parts.append(measure(logits, own, width, vocab.start))
-    return merge(collectives.all_gather(torch.cat(parts)).cpu().numpy(), targets, tops)
+    measures = []
+    for first in range(0, len(targets), _CHUNK):
+        logits, ids = head(hidden[first : first + _CHUNK]), targets[first : first + _CHUNK]
+        mine = np.flatnonzero(vocab.holds(ids))
+        own = logits.new_full((len(ids),), -torch.inf)
+        own[mine] = logits[mine, ids[mine] - vocab.start]
+        measures.append(measure(logits, own, width, vocab.start))
+    return merge(collectives.all_gather(torch.cat(measures)).cpu().numpy(), targets, tops)
 
 
 def _beside_each_other(of_ranks: np.ndarray) -> np.ndarray:

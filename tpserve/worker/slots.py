@@ -108,3 +108,8 @@ def ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(row, offset) of each element when row r has `counts[r]` of them, in row order."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+
+
+def parts(flat: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """A flat array cut into so many for each."""
+    return np.split(flat, np.cumsum(counts)[:-1]) if len(counts) else []

@@ -24,6 +24,8 @@ def capacity(**changes: Any) -> Capacity:
         "max_num_batched_tokens": 16,
         "chunked_prefill": True,
         "prefix_caching": True,
+        "by_priority": False,
+        "max_queue": None,
     }
     return Capacity(**{**sizes, **changes})
 

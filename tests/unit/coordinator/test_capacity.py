@@ -16,6 +16,8 @@ CAPACITY = Capacity(
     max_num_batched_tokens=8,
     chunked_prefill=True,
     prefix_caching=True,
+    by_priority=False,
+    max_queue=None,
 )
 
 

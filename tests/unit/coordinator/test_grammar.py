@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tests.unit.coordinator.model_worker import make_submit
 from tests.unit.frontend import small
 from tests.unit.frontend.small import END
 from tpserve.coordinator.grammar import Compiler, GrammarMatcher, Grammars
-from tpserve.grammar import GrammarError
-from tpserve.messages import Abort, Finish
+from tpserve.grammar import GrammarError, compile
+from tpserve.messages import Abort, Finish, Refusal
 from tpserve.settings import UserError
 from tpserve.tokenizer import Tokenizer
 
@@ -209,3 +209,23 @@ def test_tokenizer_that_cannot_be_read_is_raised_where_the_loop_takes(tmp_path: 
     assert select.select([grammars], [], [], LIMIT_S)[0]
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         grammars.take()
+
+
+def test_grammar_of_a_group_is_compiled_once(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def count(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+        compiled.append(grammar)
+        return compile(vocabulary, grammar)
+
+    monkeypatch.setattr("tpserve.coordinator.grammar.compile", count)
+    for request, group, grammar in ((1, 101, "a"), (2, 101, "a"), (3, 102, "a"), (4, 102, "b"), (5, 102, "b")):
+        compiler.matchers(make_submit(request, [1], choices={0: [], 1: []}, group=group, grammar=regex(grammar)))
+    assert compiled == [regex("a"), regex("a"), regex("b")]
+
+
+def test_requests_beyond_those_that_may_wait_for_their_grammars_are_refused(grammars: Grammars) -> None:
+    # The first one's grammar keeps the thread busy, or is done: either way no more than that have come back.
+    refused = [grammars.add(make_submit(n, [1], group=n // 2, grammar=regex(f"a{{{n}}}")), 0.0) for n in range(2, 2 * 66)]
+    assert [one.kind for one in refused if one is not None] == [Refusal.QUEUE_FULL] * 2
+    assert [one.request for one in refused if one is not None] == [130, 131]

@@ -44,8 +44,15 @@ def test_priority_decides_among_those_that_came_together() -> None:
 def test_priority_is_not_heeded_by_order_of_arrival() -> None:
     made = scheduler(max_num_seqs=1)
     for request, priority in ((1, 0), (2, 3), (3, -1)):
-        submit(made, request, at_s=100.0 - request, priority=priority)
+        submit(made, request, at_s=float(request), priority=priority)
     assert served(made) == [1, 2, 3]
+
+
+def test_request_that_waited_for_its_grammar_keeps_its_place() -> None:
+    made = scheduler(max_num_seqs=1)
+    for request, at_s in ((1, 1.0), (2, 3.0), (3, 2.0)):
+        submit(made, request, at_s=at_s)
+    assert served(made) == [1, 3, 2]
 
 
 def test_waiting_makes_up_for_priority() -> None:
