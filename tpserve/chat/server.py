@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,12 @@ from tpserve.settings import UserError
 
 _CONNECT_S = 10.0  # an answer itself may take any time: a long prompt, a full queue
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters but tab and line end
+
+
+def harmless(text: str) -> str:
+    """What a server says, without what would steer a terminal."""
+    return _STEERING.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,9 @@ class Server:
         """The model to talk to: the one that is wanted, else the first. Raises UserError."""
         served = self.models()
         if not served or (wanted is not None and wanted not in served):
-            raise UserError(f"the model {wanted or ''} is not served at {self.url}; served: {', '.join(served) or 'none'}")
+            raise UserError(
+                f"the model {wanted or ''} is not served at {self.url}; served: {harmless(', '.join(served)) or 'none'}"
+            )
         return wanted or served[0]
 
     def answer(self, body: Mapping[str, Any]) -> Generator[Piece, None, None]:
@@ -120,7 +129,7 @@ def _message(response: httpx2.Response) -> str:
 
 def _error_text(error: Any) -> str:
     text = error.get("message") if isinstance(error, dict) else error
-    return " ".join(str(text).split())
+    return harmless(" ".join(str(text).split()))
 
 
 def _reason(error: Exception) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
 from typing import TextIO
 
 from tpserve.chat.conversation import Conversation, said
-from tpserve.chat.server import AnswerError, Piece, Server
+from tpserve.chat.server import AnswerError, Piece, Server, harmless
 from tpserve.settings import UserError
 
 _HELP = """\
@@ -20,7 +19,7 @@ _HELP = """\
 /exit         end, as Ctrl-D does
 Ctrl-C stops an answer; what came of it is kept. A line that begins with / is sent if a space stands before it."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters but tab and line end
+_CUT = "cut: no more tokens are allowed"
 
 
 def talk(server: Server, conversation: Conversation) -> int:
@@ -36,7 +35,9 @@ def talk(server: Server, conversation: Conversation) -> int:
 
 
 def _answer_all(server: Server, conversation: Conversation, stdin: TextIO) -> int:
-    """Print the answer to all of stdin, and nothing else."""
+    """Print the answer to all of stdin, and nothing else; to a file or a pipe as it is, to a terminal without what would
+    steer it.
+    """
     try:
         question = stdin.read()
         question.encode()
@@ -44,13 +45,17 @@ def _answer_all(server: Server, conversation: Conversation, stdin: TextIO) -> in
         raise UserError("what comes on stdin is not UTF-8") from None
     if not question.strip():
         raise UserError("stdin is empty: write the question to it, or run tpserve chat in a terminal")
+    is_shown, is_cut = sys.stdout.isatty(), False
     try:
         for piece in server.answer(conversation.body(said("user", question))):
-            print(piece.text, end="", flush=True)
-        print()
+            print(harmless(piece.text) if is_shown else piece.text, end="", flush=True)
+            is_cut = is_cut or piece.finish_reason == "length"
     except AnswerError as error:
-        print()
         raise UserError(str(error)) from None
+    finally:
+        print()
+    if is_cut:
+        print(f"tpserve: {_CUT}", file=sys.stderr)
     return 0
 
 
@@ -113,7 +118,7 @@ class _Talk:
                 for piece in pieces:
                     answer += piece.text
                     self._screen.show(piece)
-                    ending = "cut: no more tokens are allowed" if piece.finish_reason == "length" else ending
+                    ending = _CUT if piece.finish_reason == "length" else ending
         except KeyboardInterrupt:
             ending = "stopped"
         except AnswerError as error:
@@ -147,11 +152,11 @@ class _Screen:
     def show(self, piece: Piece) -> None:
         """More of an answer."""
         if piece.reasoning:
-            self._write(self._dim + _STEERING.sub("", piece.reasoning) + self._plain)
+            self._write(self._dim + harmless(piece.reasoning) + self._plain)
             self._reasons = True
         if piece.text:
             text = "\n\n" + piece.text.lstrip("\n") if self._reasons else piece.text
-            self._write(_STEERING.sub("", text))
+            self._write(harmless(text))
             self._reasons = False
 
     def end_answer(self) -> None:
@@ -161,7 +166,7 @@ class _Screen:
 
     def note(self, text: str) -> None:
         """A line that is not the model's."""
-        self._write(self._dim + _STEERING.sub("", text) + self._plain + "\n")
+        self._write(self._dim + harmless(text) + self._plain + "\n")
 
     def _write(self, text: str) -> None:
         self._out.write(text)

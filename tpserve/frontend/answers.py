@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_json  # several times as fast as the standard library's, which many logprobs need
 
-from tpserve.frontend.chat.message import Delta, MessageParser, PlainMessage, merged
+from tpserve.frontend.chat.answer.message import Delta, MessageParser, merged
 from tpserve.frontend.records import Choice, Generation, News, Record
 from tpserve.frontend.text import logprobs
 from tpserve.frontend.text.logprobs import Token
@@ -47,10 +48,11 @@ class Answer:
         choices = [self.choice(choice, choice.take()) for choice in self._generation.choices()]
         return {**self._head(self.whole_object), "choices": choices, "usage": usage(self._generation.records)}
 
-    def events(self, choice: Choice, news: News) -> bytes:
-        """Server-sent events for what is new of a choice; may be empty."""
+    def events(self, news: Iterable[tuple[Choice, News]]) -> bytes:
+        """Server-sent events for what is new of choices; may be empty."""
         running = usage(self._generation.records) if self._request.continuous_usage else None
-        return b"".join(self._chunk([delta], running) for delta in self.deltas(choice, news))
+        deltas = itertools.chain.from_iterable(itertools.starmap(self.deltas, news))
+        return b"".join(self._chunk([delta], running) for delta in deltas)
 
     def last_events(self) -> bytes:
         """What follows the choices: usage, if it was asked for, and the mark of the end."""
@@ -139,13 +141,7 @@ class ChatAnswer(Answer):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        model: str,
-        generation: Generation,
-        tokenizer: Tokenizer,
-        new_parser: Callable[[], MessageParser] = PlainMessage,
-    ):
+    def __init__(self, model: str, generation: Generation, tokenizer: Tokenizer, new_parser: Callable[[], MessageParser]):
         super().__init__(model, generation, tokenizer)
         self._messages = [_Message(new_parser()) for _ in range(self._request.n)]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from tpserve.frontend.chat.messages import Messages, Strict, TemplateKwargs
-from tpserve.frontend.chat.tools.declared import Tools
+from tpserve.frontend.chat.tools import Tools
 from tpserve.sampling import AdditivePenalty, MinP, RepetitionPenalty, Temperature, TopK, TopP
 
 MAX_N = 128

@@ -146,9 +146,9 @@ class Engine:
     def _refused(self, message: Refused) -> ApiError:
         match message.kind:
             case Refusal.QUEUE_FULL:
-                return TooManyRequests(message.reason, "queue_full", self._wait_s)
+                return TooManyRequests(message.reason, code="queue_full", retry_after_s=self._wait_s)
             case Refusal.WAITED:
-                return Unavailable(message.reason, "queue_timeout", self._wait_s)
+                return Unavailable(message.reason, code="queue_timeout", retry_after_s=self._wait_s)
         return InvalidRequest(message.reason)
 
     def _on_prompt_scores(self, message: PromptScores) -> None:

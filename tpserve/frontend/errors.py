@@ -4,8 +4,7 @@ ApiError
 ├── InvalidRequest    400  the body is wrong; `param` names the field
 ├── Unauthorized      401  no key, or a wrong one
 ├── UnknownModel      404
-├── BodyTooSlow       408
-├── HeadersTooSlow    408
+├── RequestTooSlow    408
 ├── BodyTooLarge      413
 ├── HeadersTooLarge   431
 ├── TooManyRequests   429  the queue is full: try again later
@@ -71,15 +70,11 @@ class UnknownModel(ApiError):
     type = "invalid_request_error"
 
 
-class BodyTooSlow(ApiError):
-    """The body did not come in time."""
+class RequestTooSlow(ApiError):
+    """The request's head, or its body, did not come in time."""
 
     status = 408
     type = "invalid_request_error"
-
-
-class HeadersTooSlow(BodyTooSlow):
-    """The request's head did not come in time."""
 
 
 class BodyTooLarge(ApiError):
@@ -99,7 +94,7 @@ class HeadersTooLarge(ApiError):
 class _Later(ApiError):
     """It may go well in some seconds."""
 
-    def __init__(self, message: str, code: str | None = None, retry_after_s: float = RETRY_AFTER_S):
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: float = RETRY_AFTER_S):
         super().__init__(message, code=code)
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 

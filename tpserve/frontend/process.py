@@ -10,7 +10,6 @@ import resource
 import shutil
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
@@ -26,6 +25,7 @@ from tpserve.frontend.engine import Engine
 from tpserve.frontend.http.app import create_app
 from tpserve.frontend.http.protocol import MAX_HEADER_BYTES, Protocol
 from tpserve.frontend.http.service import Service
+from tpserve.frontend.http.threads import BodyThreads
 from tpserve.frontend.link import Link, readable
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
@@ -37,7 +37,6 @@ logger = logging.getLogger("tpserve")
 
 _STOPPING = "the server is shutting down"
 _FAREWELL_S = 1.0  # for telling clients that their requests are cut
-_PROMPT_THREADS = 2
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they and not we close them
 
 
@@ -66,14 +65,14 @@ class Frontend(Link):
         super().__init__(charge, control, context, Engine(deployment, tokenizer, metrics))
         self._charge = charge
         self._bound = socket.socket(fileno=charge.listen_fd)
-        self._executor = ThreadPoolExecutor(_PROMPT_THREADS, "prompts")
+        self._threads = BodyThreads()
         prompts = PromptMaker(tokenizer, chat_template, deployment.spec.vocab_size, deployment.max_model_len)
         settings = deployment.settings
-        form = MessageFormat(chat_template, tokenizer, settings.tool_call_parser, settings.reasoning_parser)
-        logger.info("tool calls: %s", form.described)
+        message_format = MessageFormat(chat_template, tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+        logger.info("tool calls: %s", message_format.described)
         self._grammars = GrammarChecker(deployment.tokenizer_path, deployment.spec.vocab_size, deployment.stop_ids)
         board = Board(charge.board_fd)
-        service = Service(deployment, board, self.engine, metrics, prompts, form, self._grammars, self._executor)
+        service = Service(deployment, board, self.engine, metrics, prompts, message_format, self._grammars, self._threads)
         self._server = http_server(create_app(service))
 
     async def run(self) -> None:
@@ -92,7 +91,7 @@ class Frontend(Link):
             await asyncio.wait([http])
             self.engine.close()
             await self._grammars.close()
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     async def drain(self) -> None:
         """End when the open requests have ended. A stop that comes meanwhile is quicker."""

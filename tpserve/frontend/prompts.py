@@ -22,9 +22,7 @@ class PromptMaker:
         self._max_model_len = max_model_len
 
     def prompts(self, request: GenerateRequest) -> list[np.ndarray]:
-        """The ids of each prompt, int32, 1 to max_model_len - 1 of them. Raises InvalidRequest."""
-        if request.messages is not None:
-            return [self.from_text(self.render(request), "messages", request.add_special_tokens)]
+        """The ids of each prompt of a completion, int32, 1 to max_model_len - 1 of them. Raises InvalidRequest."""
         return [
             self.from_text(prompt, "prompt", request.add_special_tokens)
             if isinstance(prompt, str)

@@ -25,7 +25,6 @@ from tpserve.frontend.text.stops import StopPattern
 from tpserve.messages import Finish, Sampling, Scores, Submit
 from tpserve.tokenizer import Tokenizer
 
-_numbers = itertools.count(1)
 _REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.COMPLETE: "stop"}
 
 
@@ -46,16 +45,15 @@ class Choice:
     index: int
     number: int
     text: AnswerText
-    stop_token_ids: frozenset[int] = frozenset()  # those that the client named
-    keeps_ids: bool = True  # not where no ids are wanted, so that the one that was asked for is only the end
+    stop_token_ids: frozenset[int]  # those that the client named
+    keeps_ids: bool  # not where no ids are wanted, so that the one that was asked for is only the end
     ids: list[int] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)  # of `ids`, if logprobs are wanted
+    tokens: list[Token] = field(default_factory=list)  # of `ids`, if logprobs are wanted, until they are taken
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     finish_reason: str | None = None
     first_at: float = 0.0  # monotonic seconds of the first and the last id
     last_at: float = 0.0
     _characters: int = 0  # of the text, with what a stop string may still cut
-    _taken: int = 0  # of `tokens`
 
     @property
     def shown_reason(self) -> str | None:
@@ -70,7 +68,7 @@ class Choice:
         named = self.shown_reason == "stop" and self.ids and self.ids[-1] in self.stop_token_ids
         return self.ids[-1] if named else None
 
-    def add(self, id_: int, finish: Finish, now: float, score: Score | None = None) -> None:
+    def add(self, id_: int, finish: Finish, now: float, score: Score | None) -> None:
         """Take the next id, with the engine's reason to end after it. A stop string that it completes ends too."""
         self.first_at = self.first_at or now
         self.last_at = now
@@ -87,10 +85,9 @@ class Choice:
     def take(self) -> News:
         """What came since the last call. A token comes with the first of its characters."""
         is_whole = self.shown_reason is not None and not self.text.is_stopped
-        end = self._taken
-        while end < len(self.tokens) and (is_whole or self.tokens[end].offset < self.text.released):
-            end += 1
-        tokens, self._taken = self.tokens[self._taken : end], end
+        shown = itertools.takewhile(lambda token: is_whole or token.offset < self.text.released, self.tokens)
+        tokens = list(shown)
+        self.tokens = self.tokens[len(tokens) :]
         return News(self.text.take(), tokens, self.shown_reason, self.stop_reason)
 
 
@@ -106,7 +103,6 @@ class Generation:
         max_wait_s: float = 0.0,
         echoes: Sequence[Echo] = (),
     ):
-        self.number = next(_numbers)
         self.priority = priority
         self.max_wait_s = max_wait_s  # in the queue; 0 is no limit
         self.request = request
@@ -181,7 +177,7 @@ class Record:
             self.prompt_scores.clear()  # they come again from the first on
         return Submit(
             request=self.number,
-            group=self.generation.number,
+            group=self.generation.records[0].number,
             prompt=self.prompt,
             choices=np.array([choice.number for choice in choices], "<u2"),
             generated=[np.array(choice.ids, "<i4") for choice in choices],

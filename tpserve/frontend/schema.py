@@ -17,14 +17,13 @@ from pydantic import BaseModel, ValidationError
 from tpserve.frontend import neutral
 from tpserve.frontend.body import MAX_CHOICES, Body, ChatBody, CompletionBody, Prompt
 from tpserve.frontend.chat.messages import Message, for_template, render_options
-from tpserve.frontend.chat.tools import ChatTools
-from tpserve.frontend.chat.tools.declared import chat_tools
+from tpserve.frontend.chat.tools import ChatTools, chat_tools
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.structured import FIELDS, grammar_of
 from tpserve.messages import Sampling
 from tpserve.sampling import SamplingDefaults
 
-MAX_FIELDS = 200  # of a body: what is beyond is not looked at one by one
+MAX_ANSWER_LOGPROBS = 2**22  # of a whole answer: it is held until all of it is there
 _LEAST_TEMPERATURE = 1e-5  # below it a request is greedy
 _LEAST_TOP_P = 1e-9  # below it only the likeliest id can be left, in any vocabulary
 OPENAI_DEFAULTS = SamplingDefaults()
@@ -39,28 +38,29 @@ class GenerateRequest:
     add_special_tokens: bool  # such as BOS, to prompts that are texts
     n: int
     max_tokens: int | None  # None: the room left; 0: the prompt is only worked through
-    min_tokens: int = 0
+    min_tokens: int
     stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False  # in the text
+    stop_token_ids: tuple[int, ...]
+    include_stop: bool  # in the text
     sampling: Sampling
     has_seed: bool  # if not, each prompt draws one
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None  # how many likeliest ids beside the one sampled; None: no logprobs at all
-    prompt_logprobs: int | None = None  # the same of the prompt's ids
+    logit_bias: Mapping[int, float]
+    logprobs: int | None  # how many likeliest ids beside the one sampled; None: no logprobs at all
+    prompt_logprobs: int | None  # the same of the prompt's ids
     echo: bool = False
     ignore_eos: bool
     skip_special_tokens: bool
     shown_ids: frozenset[int] = frozenset()  # special tokens that are not skipped: they mark calls and reasoning
-    grammar: str = ""  # that constrains the answer, as llguidance has it; "" is none
+    constraint: str  # the field of the body that the grammar comes from
+    grammar: str  # that constrains the answer, as llguidance has it; "" is none
     tools: ChatTools | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    priority: int = 0
-    cache_salt: str = ""
+    priority: int | None
+    cache_salt: str
     stream: bool
     include_usage: bool
-    continuous_usage: bool = False  # in every chunk of the stream
-    ignored: tuple[str, ...] = ()  # fields of the body that nobody knows
+    continuous_usage: bool  # in every chunk of the stream
+    ignored: tuple[str, ...]  # fields of the body that nobody knows
 
     @property
     def prompt_likeliest(self) -> int:
@@ -75,19 +75,15 @@ class GenerateRequest:
         room = max_model_len - max(map(len, prompts))
         if self.min_tokens > room:
             raise InvalidRequest(f"min_tokens: {self.min_tokens} do not fit: the prompt leaves room for {room}", "min_tokens")
+        if self.logprobs is not None and not self.stream:
+            self._check_logprobs(self.logprobs + 1, [max_model_len - len(prompt) for prompt in prompts])
 
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The body's JSON object. NaN and infinities pass here, to be refused with the name of their field."""
-    try:
-        value = pydantic_core.from_json(body)
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    if len(value) > MAX_FIELDS:
-        raise InvalidRequest(f"the body has {len(value)} fields; {MAX_FIELDS} is the most")
-    return value
+    def _check_logprobs(self, count: int, rooms: Sequence[int]) -> None:
+        """Bound what is held of a whole answer: `count` logprobs for each of its ids."""
+        most = self.n * count * sum(room if self.max_tokens is None else min(room, self.max_tokens) for room in rooms)
+        if most > MAX_ANSWER_LOGPROBS:
+            what = f"the answer may have {most}; {MAX_ANSWER_LOGPROBS} is the most"
+            raise InvalidRequest(f"logprobs: {what}: set a lower max_tokens, ask for fewer, or stream", "logprobs")
 
 
 def completion_request(
@@ -118,7 +114,7 @@ def chat_request(
     return GenerateRequest(
         prompts=None,
         messages=messages,
-        tools=chat_tools(checked.tools, checked.tool_choice, checked.parallel_tool_calls),
+        tools=chat_tools(checked.tools, checked.tool_choice, checked.parallel_tool_calls, ignored),
         template_kwargs=render_options(kwargs, messages, checked.add_generation_prompt, checked.continue_final_message),
         logprobs=(checked.top_logprobs or 0) if checked.logprobs else None,
         ignored=tuple(ignored),
@@ -173,6 +169,7 @@ def _common(
     _check_together(body, n, prompts, max_tokens)
     _check_ids("logit_bias", body.logit_bias, vocab_size)
     _check_ids("stop_token_ids", body.stop_token_ids, vocab_size)
+    constraint, grammar = grammar_of({name: getattr(body, name) for name in FIELDS})
     options = body.stream_options
     return {
         "add_special_tokens": add_special_tokens if body.add_special_tokens is None else body.add_special_tokens,
@@ -186,10 +183,11 @@ def _common(
         "has_seed": not (body.seed is None and default_seed is None),
         "logit_bias": body.logit_bias,
         "prompt_logprobs": body.prompt_logprobs,
-        "grammar": grammar_of({name: getattr(body, name) for name in FIELDS}),
+        "constraint": constraint,
+        "grammar": grammar,
         "ignore_eos": bool(body.ignore_eos),
         "skip_special_tokens": body.skip_special_tokens is not False,
-        "priority": body.priority or 0,
+        "priority": body.priority,
         "cache_salt": body.cache_salt or "",
         "stream": bool(body.stream),
         "include_usage": bool(options and options.include_usage),

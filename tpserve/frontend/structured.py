@@ -30,21 +30,16 @@ _COMPACT = {"whitespace_flexible": False}
 _FLEXIBLE = {"whitespace_pattern": _SPACE}
 
 
-def grammar_of(fields: Mapping[str, Any]) -> str:
-    """The grammar that the body's constraint asks for; "" if it has none. Raises InvalidRequest.
+def grammar_of(fields: Mapping[str, Any]) -> tuple[str, str]:
+    """The field that constrains the answer, and the grammar that it asks for; both "" if none does. Raises InvalidRequest.
 
     The bodies of a regex, of a choice and of a grammar are matched from the answer's first character to its last.
     """
-    grammars = {name: _READERS[name](fields[name], name) for name in _given(fields)}
+    grammars = {name: read(fields[name], name) for name, read in _READERS.items() if fields.get(name) is not None}
     wanted = [name for name, grammar in grammars.items() if grammar]
     if len(wanted) > 1:
         raise InvalidRequest(f"{' and '.join(wanted)}: an answer has one constraint; give one of them", wanted[1])
-    return grammars[wanted[0]] if wanted else ""
-
-
-def field_of(fields: Mapping[str, Any]) -> str | None:
-    """The name of the field that `grammar_of` made its grammar from, or at least the last that says anything."""
-    return next(reversed(_given(fields)), None)
+    return (wanted[0], grammars[wanted[0]]) if wanted else ("", "")
 
 
 def json_node(schema: Mapping[str, Any], options: Mapping[str, Any] = _FLEXIBLE) -> str:
@@ -102,11 +97,11 @@ def _structured_outputs(value: Any, where: str) -> str:
     for name in ("json_object", "disable_any_whitespace", "disable_fallback"):  # what never falls back, never does
         if not isinstance(value.get(name), (bool, type(None))):
             raise _wrong(f"{where}.{name}", "must be true or false")
-    kinds = [kind for kind in (*_KINDS, "json_object") if value.get(kind) not in (None, False)]
+    kinds = [kind for kind in (*_KINDS, "json_object") if _asks(value.get(kind))]
     if len(kinds) != 1:
         given = f"has {' and '.join(kinds)}" if kinds else "has none"
         raise _wrong(where, f"must have one of {', '.join(_KINDS)} and json_object; it {given}")
-    spacing = [name for name in _SPACING if value.get(name) not in (None, False)]
+    spacing = [name for name in _SPACING if _asks(value.get(name))]
     if kinds[0] not in ("json", "json_object"):
         if spacing:
             raise _wrong(f"{where}.{spacing[0]}", "only with json or json_object")
@@ -199,10 +194,6 @@ _READERS: Mapping[str, Callable[[Any, str], str]] = {
 FIELDS = tuple(_READERS)  # of a body, that are read here
 
 
-def _given(fields: Mapping[str, Any]) -> list[str]:
-    return [name for name in FIELDS if fields.get(name) is not None]
-
-
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _wrong(where, "must be an object")
@@ -210,10 +201,15 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _only(value: Mapping[str, Any], where: str, *known: str) -> None:
-    """Refuse the first field that is not known; null and false ask for nothing."""
+    """Refuse the first field that is not known and asks for something."""
     for name in value:
-        if name not in known and value[name] not in (None, False):
+        if name not in known and _asks(value[name]):
             raise _wrong(f"{where}.{shown(name)}", "is not supported")
+
+
+def _asks(value: Any) -> bool:
+    """Whether it asks for something: null and false do not, but 0, which equals false, may."""
+    return value is not None and value is not False
 
 
 def _is_flat(value: Mapping[str, Any], most: int) -> bool:

@@ -91,8 +91,8 @@ class Penalties:
 
     def _columns(self, ids: np.ndarray) -> np.ndarray:
         """The columns, int64, of those that are of this rank."""
-        mine = ids[self._vocab.holds(ids)]
-        return mine.astype(np.int64) - self._vocab.start
+        mine: np.ndarray = ids[self._vocab.holds(ids)].astype(np.int64)
+        return mine - self._vocab.start
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -258,3 +258,25 @@ def test_key_comes_from_the_environment(stub: Stub, piped: Piped, monkeypatch: p
 def test_answer_that_breaks_in_a_pipe_is_told_on_stderr(stub: Stub, piped: Piped) -> None:
     stub.script = [delta(content="Hi"), event(error("worker 1 died"))]
     assert piped("hi") == (2, "Hi\n", "tpserve: error: worker 1 died\n")
+
+
+def test_answer_that_is_cut_in_a_pipe_is_told_on_stderr(stub: Stub, piped: Piped) -> None:
+    stub.script = [delta(content="Hi"), CUT, DONE]
+    assert piped("hi") == (0, "Hi\n", "tpserve: cut: no more tokens are allowed\n")
+
+
+def test_answer_to_a_pipe_cannot_steer_the_terminal_that_shows_it(stub: Stub) -> None:
+    stub.script = [delta(content="a\x1b[2Jb\tc"), FINISH, DONE]
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "tpserve.cli", "chat", "--url", stub.url]
+    subprocess.run(command, input=b"hi", stdout=slave, timeout=LIMIT_S, env=environment(), check=True)
+    os.close(slave)
+    assert os.read(master, 4096).split(b"b")[0] == b"a[2J"
+    os.close(master)
+
+
+def test_refusal_cannot_steer_the_terminal(stub: Stub, piped: Piped) -> None:
+    stub.refusal = (400, error("no\x1b[2J way"))
+    assert piped("hi") == (2, "\n", "tpserve: error: no[2J way\n")
+    stub.models = (200, {"data": [{"id": "a\x1bb"}]})
+    assert piped("hi", "--model", "x")[2].endswith("served: ab\n")

@@ -9,8 +9,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from tpserve.frontend.compiler.checker import GrammarChecker
 from tpserve.frontend.engine import Engine
 from tpserve.frontend.http.app import create_app
 from tpserve.frontend.http.service import Service
+from tpserve.frontend.http.threads import BodyThreads
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.process import http_server
 from tpserve.frontend.prompts import PromptMaker
@@ -162,7 +162,7 @@ async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes:
     folder = Path(deployment.tokenizer_path)
     tokenizer, metrics = Tokenizer(folder), Metrics(deployment.served_names[0])
     chat_template, settings = template.load(folder), deployment.settings
-    form = MessageFormat(chat_template, tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+    message_format = MessageFormat(chat_template, tokenizer, settings.tool_call_parser, settings.reasoning_parser)
     engine = Engine(deployment, tokenizer, metrics)
     prompts = PromptMaker(tokenizer, chat_template, deployment.spec.vocab_size, deployment.max_model_len)
     board_fd = board.create(deployment.settings.tp)
@@ -172,7 +172,7 @@ async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes:
     if send_buffer_bytes is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     with (
-        ThreadPoolExecutor(2) as executor,
+        closing(BodyThreads()) as threads,
         tempfile.TemporaryDirectory() as run_dir,
         zmq.asyncio.Context() as context,
         context.socket(zmq.PAIR) as requests,
@@ -180,7 +180,7 @@ async def rig(deployment: Deployment, connected: bool = True, send_buffer_bytes:
         requests.setsockopt(zmq.LINGER, 0)
         requests.bind(f"ipc://{run_dir}/requests")
         grammars = GrammarChecker(deployment.tokenizer_path, deployment.spec.vocab_size, deployment.stop_ids)
-        service = Service(deployment, shown, engine, metrics, prompts, form, grammars, executor)
+        service = Service(deployment, shown, engine, metrics, prompts, message_format, grammars, threads)
         server = http_server(create_app(service))
         http = asyncio.create_task(server.serve(sockets=[listening]))
         made = Rig(service, Coordinator(requests), tokenizer, listening.getsockname()[1], [shown.writer(r) for r in range(3)])

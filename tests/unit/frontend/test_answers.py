@@ -6,20 +6,23 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.frontend.text.test_stops import ended
+from pydantic_core import to_json
 from tokenizers import Tokenizer as HfTokenizer
 
 from tests.unit.frontend.rig import scores
 from tests.unit.frontend.small import END
+from tests.unit.frontend.text.test_stops import ended
 from tpserve.deployment import Deployment
 from tpserve.frontend import schema
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer
+from tpserve.frontend.chat.answer.message import PlainMessage
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.records import Choice, Generation, Record, new_record
 from tpserve.frontend.text.echo import echoes
@@ -50,7 +53,9 @@ class Small:
     def chat(self, **fields: Any) -> tuple[Record, ChatAnswer]:
         """An open chat."""
         body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-        return self._open(schema.chat_request(body, 1, VOCAB), [np.array([5, 6], "<i4")], ChatAnswer)
+        return self._open(
+            schema.chat_request(body, 1, VOCAB), [np.array([5, 6], "<i4")], partial(ChatAnswer, new_parser=PlainMessage)
+        )
 
     def _open(self, request: schema.GenerateRequest, prompts: list[np.ndarray], kind: Callable[..., Any]) -> Any:
         generation = Generation(request, prompts, 0.0, echoes=echoes(request, prompts, self.tokenizer))
@@ -89,15 +94,20 @@ def streamed(record: Record, answer: Answer, ids: list[int], finish: Finish, pau
         if choice.finish_reason is not None:
             break
         if place in pauses:
-            body += answer.events(choice, choice.take())
-    body += answer.events(choice, choice.take())
+            body += answer.events([(choice, choice.take())])
+    body += answer.events([(choice, choice.take())])
     return [json.loads(line[6:])["choices"][0] for line in body.decode().split("\n\n") if line]
+
+
+def written(answer: Answer) -> dict[str, Any]:
+    """The whole answer, as a client reads it."""
+    return json.loads(to_json(answer.whole()))  # type: ignore[no-any-return]
 
 
 def whole(record: Record, answer: Answer, ids: list[int], finish: Finish) -> dict[str, Any]:
     """The one choice of a whole answer."""
     run(record, ids, finish)
-    return answer.whole()["choices"][0]  # type: ignore[no-any-return]
+    return written(answer)["choices"][0]  # type: ignore[no-any-return]
 
 
 # Any ids, any stops, in any pieces
@@ -231,7 +241,12 @@ def test_tokens_that_a_stop_string_takes_out_are_counted_and_not_listed(small: S
     ids = small.tokenizer.encode("the dog the fox", False)
     one = whole(record, answer, ids, Finish.LENGTH)
     assert "".join(one["logprobs"]["tokens"]) == one["text"] == "the dog the"
-    assert answer.whole()["usage"]["completion_tokens"] == len(ids)
+    assert written(answer)["usage"]["completion_tokens"] == len(ids)
+
+
+def test_score_that_is_kept_does_not_keep_all_of_its_step() -> None:
+    step = scores([5, 6], 3)
+    assert not any(np.shares_memory(score.ids, step.ids) for score in split(step) if score is not None)
 
 
 def test_token_comes_with_its_first_character(small: Small) -> None:
@@ -240,10 +255,13 @@ def test_token_comes_with_its_first_character(small: Small) -> None:
     for id_ in before:
         add(record, id_)
     choice = add(record, last)
+    came = choice.tokens
     news = choice.take()
-    assert (news.text, len(news.tokens)) == ("the f", sum(token.offset < 5 for token in choice.tokens))
+    assert (news.text, news.tokens) == ("the f", [token for token in came if token.offset < 5])
+    assert [*news.tokens, *choice.tokens] == came  # what was taken is not kept
     add(record, last, Finish.LENGTH)
-    assert len(choice.take().tokens) == len(choice.tokens) - len(news.tokens)
+    assert len(choice.take().tokens) == len(came) + 1 - len(news.tokens)
+    assert not choice.tokens
 
 
 # The prompt: echo and prompt_logprobs
@@ -283,7 +301,7 @@ def test_echo_of_several_prompts_and_choices_is_each_ones_own(small: Small) -> N
     for one in record.generation.records:
         for choice in range(2):
             add(one, 5, Finish.LENGTH, choice)
-    assert [choice["text"] for choice in answer.whole()["choices"]] == ["a", "a", "b", "b"]
+    assert [choice["text"] for choice in written(answer)["choices"]] == ["a", "a", "b", "b"]
 
 
 def test_echoes_of_one_answer_are_bounded_together(small: Small) -> None:
@@ -310,7 +328,7 @@ def test_answer_of_no_tokens_has_none(small: Small) -> None:
     assert (submit.max_tokens, submit.logprobs) == (1, -1)
     one = whole(record, answer, [END], Finish.STOP)
     assert (one["text"], one["finish_reason"], one["stop_reason"], one["logprobs"]["tokens"]) == ("", "length", None, [])
-    assert answer.whole()["usage"]["completion_tokens"] == 0
+    assert written(answer)["usage"]["completion_tokens"] == 0
 
 
 def test_prompt_logprobs_are_maps_of_ids_the_first_null(small: Small) -> None:
@@ -328,7 +346,7 @@ def test_prompt_logprobs_of_a_chat_are_the_answers(small: Small) -> None:
     record.prompt_scores.append(scores([6], 0))
     run(record, [5])
     six = {"logprob": pytest.approx(-0.006), "decoded_token": small.tokenizer.text_of(6)}
-    assert answer.whole()["prompt_logprobs"] == [None, {"6": six}]
+    assert written(answer)["prompt_logprobs"] == [None, {"6": six}]
 
 
 def test_prompts_logprobs_that_have_come_are_not_asked_for_again(small: Small) -> None:
@@ -392,5 +410,5 @@ def test_usage_comes_in_every_chunk_if_wanted(small: Small) -> None:
     counts = []
     for _ in range(2):
         choice = add(record, 5)
-        counts.append(json.loads(answer.events(choice, choice.take())[6:])["usage"]["completion_tokens"])
+        counts.append(json.loads(answer.events([(choice, choice.take())])[6:])["usage"]["completion_tokens"])
     assert counts == [1, 2]

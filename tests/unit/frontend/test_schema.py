@@ -10,7 +10,8 @@ import pytest
 from tpserve.frontend import neutral
 from tpserve.frontend.body import MAX_N, ChatBody, CompletionBody
 from tpserve.frontend.errors import InvalidRequest
-from tpserve.frontend.schema import GenerateRequest, chat_request, completion_request, parse_json
+from tpserve.frontend.http import json_body
+from tpserve.frontend.schema import GenerateRequest, chat_request, completion_request
 from tpserve.messages import Sampling
 from tpserve.sampling import SamplingDefaults
 
@@ -33,19 +34,11 @@ def refusal(make: Any, **fields: Any) -> InvalidRequest:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"a": 1,}', b"{'a': 1}", b'{"a":"\\ud800"}']
-)
-def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="body"):
-        parse_json(body)
-
-
-@pytest.mark.parametrize(
     "field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
 )
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_number_that_is_not_finite_is_refused_by_its_field(field: str, number: str) -> None:
-    body = parse_json(f'{{"prompt": "x", "{field}": {number}}}'.encode())
+    body = json_body.parse(f'{{"prompt": "x", "{field}": {number}}}'.encode())
     assert refusal(lambda: completion_request(body, None, VOCAB)).param == field
 
 
@@ -263,6 +256,16 @@ def test_special_tokens_are_added_to_prompts_and_not_to_chats_unless_asked() -> 
 
 
 # What the prompts' ids tell
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 2**20}, {"max_tokens": 2**18, "n": 4}, {}])
+def test_logprobs_of_a_whole_answer_are_bounded(fields: dict[str, Any]) -> None:
+    prompts = [np.array([5], "<i4")]
+    completion(**fields, logprobs=3).check(prompts, 2**20 + 1)
+    with pytest.raises(InvalidRequest, match=f"^logprobs: the answer may have {5 * 2**20}; {2**22} is the most") as caught:
+        completion(**fields, logprobs=4).check(prompts, 2**20 + 1)
+    assert caught.value.param == "logprobs"
+    completion(**fields, logprobs=4, stream=True).check(prompts, 2**20 + 1)  # a client takes them as they come
 
 
 def test_min_tokens_must_fit_behind_the_longest_prompt() -> None:

@@ -19,7 +19,6 @@ from tpserve.frontend.structured import (
     MAX_CHOICES,
     MAX_DEPTH,
     MAX_EBNF_BYTES,
-    field_of,
     grammar_of,
     json_node,
     literal,
@@ -65,7 +64,7 @@ def answered(tokens: LLTokenizer, tokenizer: Tokenizer) -> Any:
     """(seed, fields) -> an answer to them, of ids that are drawn at random with some liking for what ends JSON."""
 
     def answer(seed: int, **fields: Any) -> Answer:
-        return sample(tokens, tokenizer, grammar_of(fields), seed, likes=lambda piece: piece in ENDS)
+        return sample(tokens, tokenizer, grammar_of(fields)[1], seed, likes=lambda piece: piece in ENDS)
 
     return answer
 
@@ -148,7 +147,7 @@ def test_json_of_a_large_vocabulary_is_valid(demo_model: Path) -> None:
     tokenizer = Tokenizer(demo_model)
     tokens = ll_tokenizer(tokenizer, 49152, [2, 0])
     for seed in range(6):
-        answer = sample(tokens, tokenizer, grammar_of({"guided_json": PERSON}), seed, likes=lambda piece: piece in ENDS)
+        answer = sample(tokens, tokenizer, grammar_of({"guided_json": PERSON})[1], seed, likes=lambda piece: piece in ENDS)
         jsonschema.validate(json.loads(answer.text), PERSON)
         assert not tokenizer.special_ids & set(answer.ids)
 
@@ -186,7 +185,7 @@ def test_grammar_may_be_lark_or_ebnf(answered: Any, grammar: str) -> None:
 
 def blanks(tokens: LLTokenizer, tokenizer: Tokenizer, fields: dict[str, Any]) -> str:
     """An answer that has as many blanks as it can."""
-    return sample(tokens, tokenizer, grammar_of(fields), limit=9999, likes=lambda piece: not piece.strip(b" \n\t\r")).text
+    return sample(tokens, tokenizer, grammar_of(fields)[1], limit=9999, likes=lambda piece: not piece.strip(b" \n\t\r")).text
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, PERSON, {"type": "array", "items": {"type": "array"}, "minItems": 5}])
@@ -198,7 +197,7 @@ def test_json_has_no_long_run_of_blanks(tokens: LLTokenizer, tokenizer: Tokenize
 def test_json_may_be_laid_out_as_models_do(tokens: LLTokenizer, tokenizer: Tokenizer) -> None:
     value = {"a": [1, {"b": None}], "c": {}}
     for text in (json.dumps(value), json.dumps(value, indent=4), json.dumps(value, separators=(",", ":"))):
-        matcher = compile(tokens, grammar_of({"response_format": {"type": "json_object"}}))
+        matcher = compile(tokens, grammar_of({"response_format": {"type": "json_object"}})[1])
         assert matcher.consume_tokens(tokenizer.encode(text, False))
         assert matcher.is_stopped()
 
@@ -224,13 +223,13 @@ def test_white_space_is_as_vllms_options_say(tokens: LLTokenizer, tokenizer: Tok
     ],
 )
 def test_body_without_a_constraint_has_no_grammar(fields: dict[str, Any]) -> None:
-    assert grammar_of(fields) == ""
+    assert grammar_of(fields) == ("", "")
 
 
-def test_field_of_the_constraint_is_known() -> None:
-    assert field_of({"response_format": {"type": "text"}, "guided_regex": "a"}) == "guided_regex"
-    assert field_of({"structured_outputs": {"regex": "a"}, "guided_regex": None}) == "structured_outputs"
-    assert field_of({}) is None
+def test_field_that_the_grammar_comes_from_is_told() -> None:
+    assert grammar_of({"response_format": {"type": "text"}, "guided_regex": "a"})[0] == "guided_regex"
+    assert grammar_of({"response_format": {"type": "json_object"}, "guided_regex": None})[0] == "response_format"
+    assert grammar_of({"response_format": {"type": "text"}})[0] == ""
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -238,6 +237,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {}}, "response_format.type: None is not supported; text, json_object and json_schema are"),
     ({"response_format": {"type": "structural_tag"}}, "response_format.type: 'structural_tag' is not supported"),
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema: is not supported"),
+    ({"response_format": {"type": "json_object", "indent": 0}}, "response_format.indent: is not supported"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: must be an object"),
     ({"response_format": named(None)}, "response_format.json_schema.schema: must be an object: a JSON schema"),
     ({"response_format": named(True)}, "response_format.json_schema.schema: must be an object: a JSON schema"),
@@ -253,6 +253,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {}}, "must have one of json, regex, choice, grammar and json_object; it has none"),
     ({"structured_outputs": {"json_object": False}}, "it has none"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "it has json and regex"),
+    ({"structured_outputs": {"regex": "a", "max_whitespace": 0}}, "structured_outputs.max_whitespace: is not supported"),
+    ({"structured_outputs": {"regex": 0}}, "structured_outputs.regex: must be a string, and not empty"),
+    ({"structured_outputs": {"json": {}, "whitespace_pattern": 0}}, "structured_outputs.whitespace_pattern: must be a string"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object: must be true or false"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json: is not valid JSON: "),
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json: must be an object: a JSON schema"),
@@ -295,7 +298,7 @@ def test_constraint_that_is_wrong_is_refused_by_name(fields: dict[str, Any], sai
 
 def test_schema_as_large_and_deep_as_allowed_is_taken(tokens: LLTokenizer) -> None:
     for schema in (nested(MAX_DEPTH), {"title": "x" * (MAX_BYTES - 13)}):
-        compile(tokens, grammar_of({"guided_json": schema}))
+        compile(tokens, grammar_of({"guided_json": schema})[1])
 
 
 def test_parts_of_a_grammar_are_for_others_to_join(tokens: LLTokenizer, tokenizer: Tokenizer) -> None:

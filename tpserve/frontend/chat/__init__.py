@@ -1,1 +1,1 @@
-"""Chats: messages to a prompt's text, and an answer's text to the parts of a message."""
+"""Chats: messages and tools to a prompt's text, and what constrains and reads the answer to it."""

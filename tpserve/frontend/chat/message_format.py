@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from tpserve.frontend.chat import message_grammar, reasoning
-from tpserve.frontend.chat.deltas import Deltas
-from tpserve.frontend.chat.message import Delta, MessageParser, PlainMessage
-from tpserve.frontend.chat.reasoning import ReasoningSplitter
+from tpserve.frontend.chat import message_grammar
+from tpserve.frontend.chat.answer import reasoning
+from tpserve.frontend.chat.answer.forms import FORMS, PLAIN, CallForm, recognized
+from tpserve.frontend.chat.answer.message import MessageParser, PlainMessage
+from tpserve.frontend.chat.answer.parser import AnswerParser, Calls
 from tpserve.frontend.chat.template import ChatTemplate
 from tpserve.frontend.chat.tools import ChatTools
-from tpserve.frontend.chat.tools.finder import CallFinder
-from tpserve.frontend.chat.tools.forms import FORMS, PLAIN, CallForm, recognized
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.schema import GenerateRequest
 from tpserve.frontend.structured import literal
 from tpserve.tokenizer import Tokenizer
 
+_Calling = tuple[ChatTools, CallForm]  # what may be called, and how calls are written
+
 
 class MessageFormat:
-    """Chosen once, by the settings and the template. For each chat, off the event loop:
-
-    1. `request = form.checked(request)`
-    2. `is_open = form.opens_reasoning(text)`, with the text that the template makes of the chat
-    3. `request = form.constrained(request, is_open)`, whose grammar is then compiled
-    4. `form.parser(request.tools, is_open)` for the text of each choice
-    """
+    """Chosen once, by the settings and the template. Holds no state, so any number of threads may use it at once."""
 
     def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str):
         source = template.source if template is not None else ""
@@ -40,64 +36,57 @@ class MessageFormat:
             return f"written as {self.call_form.name}"
         return "no parser is known, so tool_choice auto is refused; --tool-call-parser sets one"
 
-    def checked(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, its answers' marks shown to the parser. Raises InvalidRequest if its tools cannot be served."""
-        tools = _callable(request.tools)
-        marks = [reasoning.OPEN, reasoning.CLOSE] if self._reasons else []
-        if tools is not None:
-            form = self._form(tools)
-            marks += [form.opening, form.closing]
-            if request.grammar and _is_auto(tools) and not form.opening:
-                what = "auto is not supported beside a constraint of the content for this model's form of calls"
-                raise InvalidRequest(f"tool_choice: {what}", "tool_choice")
-        return replace(request, shown_ids=frozenset(id_ for mark in marks if (id_ := self._special(mark)) is not None))
+    def prepare(
+        self, request: GenerateRequest, render: Callable[[GenerateRequest], str]
+    ) -> tuple[GenerateRequest, str, Callable[[], MessageParser]]:
+        """Of a chat: (the request with the grammar of whole answers, their calls and reasoning included, and with the special
+        tokens that mark these; its prompt as `render` has made it; what makes a parser for the text of each choice).
 
-    def opens_reasoning(self, prompt: str) -> bool:
-        """Whether the answer to a prompt, as the template has rendered it, begins within reasoning."""
-        return self._reasons and reasoning.opens(self._reasoning, prompt)
-
-    def constrained(self, request: GenerateRequest, opens_reasoning: bool) -> GenerateRequest:
-        """A checked request with the grammar of the whole answer, its calls and reasoning included."""
-        grammar = self._after_reasoning(request)
-        if grammar and self._reasons:
-            grammar = message_grammar.after_reasoning(grammar, opens_reasoning, self._spell)
-        return replace(request, grammar=grammar)
-
-    def parser(self, tools: ChatTools | None, opens_reasoning: bool) -> MessageParser:
-        """For one choice's text. Without tools or reasoning, all of it is content."""
-        tools = _callable(tools)
-        if tools is None and not self._reasons:
-            return PlainMessage()
-        deltas = Deltas(tools)
-        splitter = ReasoningSplitter(opens_reasoning, deltas) if self._reasons else None
-        return AnswerParser(deltas, splitter, tools, None if tools is None else self._form(tools))
+        Raises InvalidRequest if the tools cannot be served, before the work of rendering.
+        """
+        calling = self._calling(request)
+        prompt = render(request)
+        begins = reasoning.opens(self._reasoning, prompt, _continued(request)) if self._reasons else None
+        request = replace(self._constrained(request, calling, begins), shown_ids=self._marks(calling))
+        calls = None if calling is None else _to_read(*calling)
+        if calls is None and begins is None:
+            return request, prompt, PlainMessage
+        return request, prompt, lambda: AnswerParser(begins, calls)
 
     @property
     def _reasons(self) -> bool:
         return self._reasoning != "none"
 
-    def _after_reasoning(self, request: GenerateRequest) -> str:
-        """The grammar of what follows the reasoning; "" is none."""
-        tools = _callable(request.tools)
-        if tools is None:
-            return request.grammar
-        form = self._form(tools)
-        if not _is_auto(tools):
-            return message_grammar.calls(tools, form, self._spell)
-        if request.grammar:
-            return message_grammar.calls_or(tools, form, self._spell, request.grammar)
-        if any(tool["function"].get("strict") for tool in tools.tools):
-            return message_grammar.content_and_calls(tools, form, self._spell)
-        return ""
-
-    def _form(self, tools: ChatTools) -> CallForm:
-        """The model's own form; where calls are certain, the grammar can have it write any."""
-        if self.call_form is not None:
-            return self.call_form
-        if _is_auto(tools):
+    def _calling(self, request: GenerateRequest) -> _Calling | None:
+        """The tools that the model may call, if it may. Where calls are certain, the grammar can have it write any form."""
+        tools, form = request.tools, self.call_form
+        if tools is None or not tools.may_call:
+            return None
+        if form is None and tools.is_auto:
             remedy = "start the server with --tool-call-parser, or choose none, required or a tool by its name"
             raise InvalidRequest(f"tool_choice: auto needs to know how this model writes calls; {remedy}", "tool_choice")
-        return PLAIN
+        if request.grammar:
+            _check_constraint(request.constraint, tools, form or PLAIN)
+        return tools, form or PLAIN
+
+    def _constrained(self, request: GenerateRequest, calling: _Calling | None, begins: bool | None) -> GenerateRequest:
+        """The request with the grammar of the whole answer, which may begin within reasoning."""
+        constraint, grammar = request.constraint, request.grammar
+        if calling is not None:
+            tools, form = calling
+            constraint = constraint if tools.is_auto and grammar else "tools"
+            grammar = message_grammar.with_calls(tools, form, self._spell, grammar)
+        if grammar and begins is not None:
+            grammar = message_grammar.after_reasoning(grammar, begins, self._spell)
+        return replace(request, constraint=constraint if grammar else "", grammar=grammar)
+
+    def _marks(self, calling: _Calling | None) -> frozenset[int]:
+        """The special tokens that a parser has to see."""
+        marks = [reasoning.OPEN, reasoning.CLOSE] if self._reasons else []
+        if calling is not None:
+            _, form = calling
+            marks += [form.opening, form.closing]
+        return frozenset(id_ for mark in marks if (id_ := self._special(mark)) is not None)
 
     def _special(self, text: str) -> int | None:
         """The id of the special token that is spelled so, if there is one."""
@@ -109,46 +98,25 @@ class MessageFormat:
         return literal(mark) if id_ is None else f"<[{id_}]>"
 
 
-def _callable(tools: ChatTools | None) -> ChatTools | None:
-    """The tools, if the model may call them."""
-    return None if tools is None or (tools.choice == "none" and not tools.is_named) else tools
+def _check_constraint(constraint: str, tools: ChatTools, form: CallForm) -> None:
+    """Whether an answer can both follow the constraint and have calls. OpenAI's response_format is of content alone, so
+    an answer that is all calls does not break it; the other fields are of the answer.
+    """
+    if tools.is_auto and not form.opening:
+        what = "auto is not supported beside a constraint of the content for this model's form of calls"
+        raise InvalidRequest(f"tool_choice: {what}", "tool_choice")
+    if not tools.is_auto and constraint != "response_format":
+        what = "not with a tool_choice that has the answer be calls; their arguments follow the tools' parameters"
+        raise InvalidRequest(f"{constraint}: {what}", constraint)
 
 
-def _is_auto(tools: ChatTools) -> bool:
-    return tools.choice == "auto" and not tools.is_named
+def _to_read(tools: ChatTools, form: CallForm) -> Calls:
+    return Calls(form, tools.names, tools.parallel, tools.named is not None)
 
 
-class AnswerParser:
-    """Reads one answer: its reasoning first, then calls and content."""
-
-    def __init__(self, deltas: Deltas, splitter: ReasoningSplitter | None, tools: ChatTools | None, form: CallForm | None):
-        self._deltas = deltas
-        self._splitter = splitter
-        self._is_named = tools is not None and tools.is_named
-        self._finder = None
-        if tools is not None and form is not None:
-            self._finder = CallFinder(form, frozenset(tool["function"]["name"] for tool in tools.tools), deltas)
-
-    def feed(self, text: str) -> list[Delta]:
-        """What the text adds to the message and can be told now."""
-        self._after_reasoning(text if self._splitter is None else self._splitter.feed(text))
-        return self._deltas.take()
-
-    def end(self) -> list[Delta]:
-        """What was held back, when no more text comes."""
-        if self._splitter is not None:
-            self._after_reasoning(self._splitter.end())
-        if self._finder is not None:
-            self._finder.end()
-        self._deltas.end()
-        return self._deltas.take()
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's: an answer that made calls has stopped for them, but where the request named the call."""
-        return "tool_calls" if reason == "stop" and self._deltas.calls and not self._is_named else reason
-
-    def _after_reasoning(self, text: str) -> None:
-        if self._finder is not None:
-            self._finder.feed(text)
-        elif text:
-            self._deltas.content(text)
+def _continued(request: GenerateRequest) -> str | None:
+    """The content that the answer goes on with, if it begins no message of its own."""
+    if request.messages is None or not request.template_kwargs.get("continue_final_message"):
+        return None
+    content: str = request.messages[-1]["content"]
+    return content

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic_core
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
 from tpserve.frontend import neutral
 from tpserve.frontend.errors import InvalidRequest, shown
@@ -34,8 +34,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-def _content(value: Any) -> str | None:
-    """A string as it is; text parts joined by line ends."""
+def _content(value: Any) -> Any:
+    """A string, or text parts; they are joined where what else they have can be told."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
@@ -46,7 +46,7 @@ def _content(value: Any) -> str | None:
             raise ValueError(f"a part of type {shown(repr(kind))} is not supported; text is")
         if type(part.get("text")) is not str:
             raise ValueError("a text part must have a string 'text'")
-    return "\n".join(part["text"] for part in value)
+    return value
 
 
 def _kwargs(value: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +65,9 @@ def _kwargs(value: dict[str, Any]) -> dict[str, Any]:
 
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_kwargs)]
+
+
+_Content = str | list[dict[str, Any]] | None
 
 
 class FunctionCall(Strict):
@@ -87,7 +90,7 @@ class ChatMessage(Strict):
     """One entry of `messages`."""
 
     role: Annotated[str, Field(min_length=1)]
-    content: Annotated[str | None, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]] | None)] = None
+    content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
@@ -129,48 +132,67 @@ def render_options(
 
 def _message(message: ChatMessage, where: str, ignored: list[str]) -> Message:
     _note_unknown(message, where, ignored)
+    content, reasoning = _text(message.content, f"{where}.content", ignored), _reasoning(message, where)
     match message.role:
         case "assistant":
-            return _assistant(message, where, ignored)
+            return _assistant(message, content, reasoning, where, ignored)
         case "function":  # what tool was before
             needed = {"name": message.name}
         case "tool":
             needed = {"tool_call_id": message.tool_call_id}
         case _:
             needed = {}
-    for field, value in {"content": message.content, **needed}.items():
+    for field, value in {"content": content, **needed}.items():
         if value is None:
             raise _wrong(f"{where}.{field}", f"is missing; a message of role {shown(message.role)} must have it")
     only_elsewhere = {
         "tool_calls": message.tool_calls,
         "function_call": message.function_call,
-        "reasoning_content": message.reasoning_content or message.reasoning,
+        "reasoning_content": reasoning,
         "tool_call_id": None if message.role == "tool" else message.tool_call_id,
     }
     for field, misplaced in only_elsewhere.items():
         if misplaced:
             raise _wrong(f"{where}.{field}", f"a message of role {shown(message.role)} must not have it")
     role = "tool" if message.role == "function" else message.role
-    return {"role": role, "content": message.content, **_named(message), **needed}
+    return {"role": role, "content": content, **_named(message), **needed}
 
 
-def _assistant(message: ChatMessage, where: str, ignored: list[str]) -> Message:
+def _assistant(message: ChatMessage, content: str | None, reasoning: str, where: str, ignored: list[str]) -> Message:
     calls = [_call(call, f"{where}.tool_calls[{i}]", ignored) for i, call in enumerate(message.tool_calls or ())]
     if message.function_call is not None:
+        _note_unknown(message.function_call, f"{where}.function_call", ignored)
         calls.append({"type": "function", "function": _function(message.function_call)})
-    reasoning = message.reasoning_content or message.reasoning
     if message.tool_call_id is not None:
         raise _wrong(f"{where}.tool_call_id", "a message of role assistant must not have it")
-    if message.content is None and not calls and not reasoning:
+    if content is None and not calls and not reasoning:
         raise _wrong(f"{where}.content", "may be missing or null only beside tool_calls")
     # Templates test for the presence of tool_calls, and join content to other strings.
     return {
         "role": "assistant",
-        "content": message.content or "",
+        "content": content or "",
         **_named(message),
         **({"reasoning_content": reasoning} if reasoning else {}),
         **({"tool_calls": calls} if calls else {}),
     }
+
+
+def _text(content: _Content, where: str, ignored: list[str]) -> str | None:
+    """The content as one string: text parts are joined by line ends."""
+    if content is None or isinstance(content, str):
+        return content
+    for place, part in enumerate(content):
+        others = {name: value for name, value in part.items() if name not in ("type", "text")}
+        ignored += neutral.check(others, {}, f"{where}[{place}].")
+    return "\n".join(part["text"] for part in content)
+
+
+def _reasoning(message: ChatMessage, where: str) -> str:
+    """By either name; "" is none."""
+    given = {text for text in (message.reasoning_content, message.reasoning) if text}
+    if len(given) > 1:
+        raise _wrong(f"{where}.reasoning", "differs from reasoning_content: give one of them")
+    return given.pop() if given else ""
 
 
 def _call(call: ToolCall, where: str, ignored: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 from asyncio.subprocess import PIPE, Process
@@ -28,18 +29,19 @@ class GrammarChecker:
         self._arguments = (tokenizer_path, str(vocab_size), *map(str, stop_ids))
         self._child: Process | None = None
         self._turn = asyncio.Lock()
-        self._open: dict[str, asyncio.Task[str]] = {}
-        self._known: OrderedDict[str, str] = OrderedDict()  # what is wrong with each, if anything
+        self._open: dict[bytes, asyncio.Task[str]] = {}  # by digest, as the next: a grammar may be long
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # what is wrong with each, if anything
 
     async def check(self, grammar: str, field: str) -> None:
         """Raises InvalidRequest if the grammar cannot be used, Unavailable if too many wait or the machine is too busy.
 
         `field` is where the client has it.
         """
-        fault = self._known.pop(grammar, None)
+        digest = hashlib.sha256(grammar.encode()).digest()
+        fault = self._known.pop(digest, None)
         if fault is None:
-            fault = await self._asked(grammar)
-        self._remember(grammar, fault)
+            fault = await self._asked(grammar, digest)
+        self._remember(digest, fault)
         if fault:
             raise InvalidRequest(f"{field}: {fault}", field)
 
@@ -49,23 +51,23 @@ class GrammarChecker:
             task.cancel()
         await self._kill()
 
-    async def _asked(self, grammar: str) -> str:
+    async def _asked(self, grammar: str, digest: bytes) -> str:
         """One compilation for all who ask for the same; it goes on when they leave."""
-        task = self._open.get(grammar)
+        task = self._open.get(digest)
         if task is None:
             if len(self._open) >= _MOST_OPEN:
                 raise Unavailable(f"{_MOST_OPEN} grammars wait to be compiled, which is the most")
-            task = self._open[grammar] = asyncio.create_task(self._compile(grammar))
-            task.add_done_callback(lambda done: self._closed(grammar, done))
+            task = self._open[digest] = asyncio.create_task(self._compile(grammar))
+            task.add_done_callback(lambda done: self._closed(digest, done))
         return await asyncio.shield(task)
 
-    def _closed(self, grammar: str, task: asyncio.Task[str]) -> None:
-        del self._open[grammar]
+    def _closed(self, digest: bytes, task: asyncio.Task[str]) -> None:
+        del self._open[digest]
         if not task.cancelled() and not task.exception():  # which is for those who still wait, if any
-            self._remember(grammar, task.result())
+            self._remember(digest, task.result())
 
-    def _remember(self, grammar: str, fault: str) -> None:
-        self._known[grammar] = fault
+    def _remember(self, digest: bytes, fault: str) -> None:
+        self._known[digest] = fault
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
 

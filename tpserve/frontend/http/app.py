@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -24,12 +23,12 @@ from tpserve.frontend import schema
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer, model_list
 from tpserve.frontend.body import ChatBody, CompletionBody
 from tpserve.frontend.errors import ApiError, EngineFault, error_body, shown
-from tpserve.frontend.http import auth, openapi, paths, upload
+from tpserve.frontend.http import auth, json_body, openapi, paths, upload
 from tpserve.frontend.http.access import IGNORED_FIELDS, REQUEST_ID, Access
 from tpserve.frontend.http.responses import GenerationResponse
 from tpserve.frontend.http.service import Service
 from tpserve.frontend.http.tokenize import DetokenizeBody, TextMaker, TokenizeBody
-from tpserve.frontend.http.understand import ToRequest, Understood, check_ignored, model_name, parsed, understand
+from tpserve.frontend.http.understand import ToRequest, Understood, check_ignored, model_name, understand
 from tpserve.frontend.records import Generation
 
 _ToAnswer = Callable[[Understood, Generation], Answer]
@@ -152,11 +151,10 @@ async def _generate(service: Service, request: Request, to_request: ToRequest, t
     arrived = time.monotonic()
     service.engine.check_open()
     body = await upload.read(request)
-    loop = asyncio.get_running_loop()
-    understood = await loop.run_in_executor(service.executor, understand, service, body, to_request)
+    understood = await service.threads.run(body, lambda body: understand(service, body, to_request))
     wanted, state = understood.request, request.scope["state"]
     if wanted.grammar:
-        await service.grammars.check(wanted.grammar, understood.constraint)
+        await service.grammars.check(wanted.grammar, wanted.constraint)
     priority, max_wait_s = auth.granted(state.get("key"), wanted.priority, service.deployment.settings.queue_timeout)
     generation = Generation(wanted, understood.prompts, arrived, priority, max_wait_s, understood.echoes)
     state |= {"generation": generation, "ignored": wanted.ignored}
@@ -165,16 +163,15 @@ async def _generate(service: Service, request: Request, to_request: ToRequest, t
 
 async def _convert(service: Service, request: Request, convert: _Convert) -> Response:
     """Both endpoints for text and ids."""
-    body = await upload.read(request)
 
-    def answer() -> tuple[bytes, list[str]]:
-        fields = parsed(body)
+    def answer(body: bytes) -> tuple[bytes, list[str]]:
+        fields = json_body.parse(body)
         model_name(fields.get("model"), service.deployment.served_names)
         made, ignored = convert(fields)
         check_ignored(ignored, service.deployment.settings.strict)
         return json.dumps(made, ensure_ascii=False).encode(), ignored
 
-    made, request.scope["state"]["ignored"] = await asyncio.get_running_loop().run_in_executor(service.executor, answer)
+    made, request.scope["state"]["ignored"] = await service.threads.run(await upload.read(request), answer)
     return Response(made, media_type="application/json")
 
 

@@ -51,13 +51,11 @@ def is_open(path: str) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}/") for prefix in _OPEN)
 
 
-def granted(key: ApiKey | None, asked_priority: int, queue_timeout_s: float | None) -> tuple[int, float]:
+def granted(key: ApiKey | None, asked_priority: int | None, queue_timeout_s: float | None) -> tuple[int, float]:
     """(Priority, seconds that it may wait in the queue or 0 for no limit) of a request.
 
-    The key's are the most that it gets: it can ask to be less urgent, which 0 does not.
+    The key's are the most that it gets: it can ask to be less urgent.
     """
-    priority = asked_priority
-    if key is not None:
-        priority = max(key.priority, asked_priority) if asked_priority else key.priority
+    asked = [priority for priority in (key.priority if key else None, asked_priority) if priority is not None]
     limits = [limit for limit in (queue_timeout_s, key.max_wait_s if key else None) if limit]
-    return priority, min(limits, default=0.0)
+    return max(asked, default=0), min(limits, default=0.0)

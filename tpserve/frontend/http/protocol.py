@@ -11,7 +11,7 @@ from http import HTTPStatus
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tpserve.frontend.errors import ApiError, HeadersTooLarge, HeadersTooSlow, InvalidRequest
+from tpserve.frontend.errors import ApiError, HeadersTooLarge, InvalidRequest, RequestTooSlow
 from tpserve.frontend.http.access import REQUEST_ID, new_request_id
 
 logger = logging.getLogger("tpserve")
@@ -23,7 +23,11 @@ _READ_BYTES = 8 * 1024
 
 
 class Protocol(H11Protocol):
-    """One connection. Its errors have OpenAI's shape; a head that does not come in time ends it."""
+    """One connection. Its errors have OpenAI's shape; a head that does not come in time ends it.
+
+    One on which nothing was asked at all is only closed: load balancers and browsers open some in advance, and would take
+    an error for the answer to what they ask next.
+    """
 
     _is_refused = False
     _timer: asyncio.TimerHandle | None = None
@@ -59,8 +63,10 @@ class Protocol(H11Protocol):
             self._timer = None
 
     def _on_late(self) -> None:
-        if not self.transport.is_closing():
-            self._refuse(HeadersTooSlow(f"the headers did not come within {HEADERS_S:g} s"))
+        if not self.conn.trailing_data[0]:  # what has come of a head
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._refuse(RequestTooSlow(f"the headers did not come within {HEADERS_S:g} s"))
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when h11 has raised."""

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from tpserve.frontend.answers import Answer, event
 from tpserve.frontend.engine import Engine
-from tpserve.frontend.records import Choice, Generation, News
+from tpserve.frontend.records import Generation
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -89,11 +89,8 @@ class GenerationResponse(Response):
         news = [(choice, choice.take()) for choice in await self._generation.changes()]
         is_over = self._generation.is_over
         if self._generation.request.prompt_likeliest < 0:
-            return self._events(news), is_over
-        return await asyncio.to_thread(self._events, news), is_over
-
-    def _events(self, news: list[tuple[Choice, News]]) -> bytes:
-        return b"".join(self._answer.events(choice, its_news) for choice, its_news in news)
+            return self._answer.events(news), is_over
+        return await asyncio.to_thread(self._answer.events, news), is_over
 
     def _last_events(self) -> bytes:
         """The end of the stream. After an error no [DONE] follows: it would tell clients that the answer is whole."""

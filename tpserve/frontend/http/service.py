@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from tpserve.board import Board
@@ -11,6 +10,7 @@ from tpserve.frontend import health
 from tpserve.frontend.chat.message_format import MessageFormat
 from tpserve.frontend.compiler.checker import GrammarChecker
 from tpserve.frontend.engine import Engine
+from tpserve.frontend.http.threads import BodyThreads
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prompts import PromptMaker
 
@@ -24,9 +24,9 @@ class Service:
     engine: Engine
     metrics: Metrics
     prompts: PromptMaker
-    form: MessageFormat
+    format: MessageFormat
     grammars: GrammarChecker
-    executor: Executor  # where bodies become prompts
+    threads: BodyThreads
 
     def health(self) -> health.Health:
         """The state now."""

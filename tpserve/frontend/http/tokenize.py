@@ -36,8 +36,16 @@ class TokenizeBody(_Body):
     content: _Text | None = Field(None, description="llama.cpp's name for the prompt.")
     messages: list[Any] | None = None
     add_special_tokens: bool | None = Field(None, description="Such as BOS. By default to prompts, not to chats.")
-    add_special: bool | None = Field(None, description="llama.cpp's name for it.")
+    add_special: bool | None = Field(None, description="llama.cpp's name for it, by default not to its content.")
     return_token_strs: bool | None = None
+
+    @property
+    def adds_special_tokens(self) -> bool | None:
+        """What both names for it say. Raises InvalidRequest if they differ."""
+        given = {value for value in (self.add_special_tokens, self.add_special) if value is not None}
+        if len(given) > 1:
+            raise InvalidRequest("add_special_tokens and add_special differ: give one of them", "add_special_tokens")
+        return given.pop() if given else None
 
 
 class DetokenizeBody(_Body):
@@ -61,9 +69,13 @@ class TextMaker:
         of_chat = {name: value for name, value in (body.model_extra or {}).items() if name in _CHAT}
         others = {name: value for name, value in (body.model_extra or {}).items() if name not in _CHAT}
         unknown = neutral.check(others, _LLAMA_CPP)
-        ids = self._ids_of_text(body) if body.messages is None else self._ids_of_chat(body, of_chat)
+        if body.messages is not None:
+            ids, ignored = self._ids_of_chat(body, of_chat)
+        else:
+            ids, ignored = self._ids_of_text(body, of_chat), []
         strings = [self._tokenizer.token(id_) for id_ in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids, "token_strs": strings}, unknown
+        made = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids, "token_strs": strings}
+        return made, unknown + ignored
 
     def detokenize(self, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """(The text of the ids, special tokens included; the fields that nobody knows). Raises InvalidRequest."""
@@ -74,16 +86,21 @@ class TextMaker:
             raise InvalidRequest(f"tokens: token id {beyond} is not in the model's vocabulary (0 to {most})", "tokens")
         return {"prompt": self._tokenizer.decode(body.tokens)}, [*(body.model_extra or {})]
 
-    def _ids_of_text(self, body: TokenizeBody) -> list[int]:
+    def _ids_of_text(self, body: TokenizeBody, of_chat: dict[str, Any]) -> list[int]:
+        for name, value in of_chat.items():
+            if value is not None:
+                raise InvalidRequest(f"{name}: only with messages", name)
         given = {text for text in (body.prompt, body.content) if text is not None}
         if len(given) != 1:
             raise InvalidRequest("prompt: wants one of prompt (or content, the same) and messages", "prompt")
-        by_default = body.prompt is not None or bool(body.add_special)
-        return self._tokenizer.encode(given.pop(), by_default if body.add_special_tokens is None else body.add_special_tokens)
+        asked = body.adds_special_tokens
+        return self._tokenizer.encode(given.pop(), body.prompt is not None if asked is None else asked)
 
-    def _ids_of_chat(self, body: TokenizeBody, fields: dict[str, Any]) -> list[int]:
+    def _ids_of_chat(self, body: TokenizeBody, of_chat: dict[str, Any]) -> tuple[list[int], list[str]]:
+        """The ids, and the fields within those of a chat that nobody knows."""
         if body.prompt is not None or body.content is not None:
             raise InvalidRequest("messages: wants one of prompt and messages", "messages")
-        given = {"messages": body.messages, "add_special_tokens": body.add_special_tokens, **fields}
-        (ids,) = self._prompts.prompts(schema.chat_request(given, None, self._vocab_size))
-        return [int(id_) for id_ in ids]
+        given = {"messages": body.messages, "add_special_tokens": body.adds_special_tokens, **of_chat}
+        request = schema.chat_request(given, None, self._vocab_size)
+        ids = self._prompts.from_text(self._prompts.render(request), "messages", request.add_special_tokens)
+        return ids.tolist(), [*request.ignored]

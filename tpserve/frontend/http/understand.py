@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tpserve.frontend import neutral, schema, structured
+from tpserve.frontend import neutral, schema
 from tpserve.frontend.body import ChatBody, CompletionBody
-from tpserve.frontend.chat.message import MessageParser, PlainMessage
+from tpserve.frontend.chat.answer.message import MessageParser, PlainMessage
 from tpserve.frontend.errors import InvalidRequest, UnknownModel, shown
-from tpserve.frontend.http import shape
+from tpserve.frontend.http import json_body
 from tpserve.frontend.http.service import Service
 from tpserve.frontend.http.tokenize import TokenizeBody
 from tpserve.frontend.text.echo import Echo, echoes
@@ -25,13 +25,12 @@ _KNOWN = {*CompletionBody.model_fields, *ChatBody.model_fields, *neutral.COMPLET
 
 @dataclass(frozen=True)
 class Understood:
-    """What a body asks for: the name to answer under, the request, the field that its grammar comes from if it has one,
-    the ids of its prompts, their echoes if wanted, and what takes the text of each answer apart.
+    """What a body asks for: the name to answer under, the request, the ids of its prompts, their echoes if wanted, and what
+    takes the text of each answer apart.
     """
 
     model: str
     request: schema.GenerateRequest
-    constraint: str
     prompts: list[np.ndarray]
     echoes: list[Echo]
     new_parser: Callable[[], MessageParser]
@@ -40,7 +39,7 @@ class Understood:
 def understand(service: Service, body: bytes, to_request: ToRequest) -> Understood:
     """Work that is done off the event loop. Raises ApiError."""
     deployment = service.deployment
-    fields = parsed(body)
+    fields = json_body.parse(body)
     model = model_name(fields.get("model"), deployment.served_names)  # before all else: it may be another server's request
     wanted = to_request(fields, deployment.settings.seed, deployment.spec.vocab_size, deployment.sampling)
     if wanted.priority and deployment.settings.scheduling_policy == "fcfs":
@@ -48,8 +47,7 @@ def understand(service: Service, body: bytes, to_request: ToRequest) -> Understo
     check_ignored(wanted.ignored, deployment.settings.strict)
     wanted, prompts, new_parser = _with_prompts(service, wanted)
     wanted.check(prompts, deployment.max_model_len)
-    constraint = structured.field_of(fields) or "tools"
-    return Understood(model, wanted, constraint, prompts, echoes(wanted, prompts, service.engine.tokenizer), new_parser)
+    return Understood(model, wanted, prompts, echoes(wanted, prompts, service.engine.tokenizer), new_parser)
 
 
 def _with_prompts(
@@ -58,17 +56,8 @@ def _with_prompts(
     """The request with what the form of messages adds to a chat, the ids of its prompts, and what reads its answers."""
     if wanted.messages is None:
         return wanted, service.prompts.prompts(wanted), PlainMessage
-    wanted = service.form.checked(wanted)  # before the work of rendering
-    text = service.prompts.render(wanted)
-    ids = service.prompts.from_text(text, "messages", wanted.add_special_tokens)
-    is_open = service.form.opens_reasoning(text)
-    return service.form.constrained(wanted, is_open), [ids], lambda: service.form.parser(wanted.tools, is_open)
-
-
-def parsed(body: bytes) -> dict[str, Any]:
-    """The body's fields. Raises InvalidRequest."""
-    shape.check(body)
-    return schema.parse_json(body)
+    wanted, text, new_parser = service.format.prepare(wanted, service.prompts.render)
+    return wanted, [service.prompts.from_text(text, "messages", wanted.add_special_tokens)], new_parser
 
 
 def check_ignored(ignored: Sequence[str], is_strict: bool) -> None:

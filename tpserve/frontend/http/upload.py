@@ -6,14 +6,14 @@ import asyncio
 
 from starlette.requests import Request
 
-from tpserve.frontend.errors import BodyTooLarge, BodyTooSlow, Unavailable
+from tpserve.frontend.errors import BodyTooLarge, RequestTooSlow, Unavailable
 
 MAX_BODY_BYTES = 8 * 2**20
 BODY_S = 60  # for a body to come in
 
 
 async def read(request: Request) -> bytes:
-    """The body, never holding more of it than is allowed. Raises BodyTooLarge, BodyTooSlow, Unavailable."""
+    """The body, never holding more of it than is allowed. Raises BodyTooLarge, RequestTooSlow, Unavailable."""
     announced = request.headers.get("content-length", "")
     body = bytearray()
     if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
@@ -25,7 +25,7 @@ async def read(request: Request) -> bytes:
                 if len(body) > MAX_BODY_BYTES:
                     raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        raise BodyTooSlow(f"the body did not come within {BODY_S} s") from None
+        raise RequestTooSlow(f"the body did not come within {BODY_S} s") from None
     except asyncio.CancelledError:  # by uvicorn, which waits no longer for uploads when the server ends
         raise Unavailable("the server is shutting down") from None
     return bytes(body)

@@ -47,8 +47,8 @@ class AnswerText:
         tokenizer: Tokenizer,
         patterns: Sequence[StopPattern],
         hidden_ids: frozenset[int],
-        min_tokens: int = 0,
-        include_stop: bool = False,
+        min_tokens: int,
+        include_stop: bool,
     ):
         self._tokenizer = tokenizer
         self._hidden_ids = hidden_ids
@@ -69,7 +69,7 @@ class AnswerText:
         """The stop string that has ended the text."""
         return self._finder.found
 
-    def add(self, id_: int, finish: Finish = Finish.NONE) -> tuple[str, bytes]:
+    def add(self, id_: int, finish: Finish) -> tuple[str, bytes]:
         """Take the next id, with the engine's reason to end after it.
 
         Returns what it adds to the text that is shown, should no stop string cut it: characters, and its bytes.

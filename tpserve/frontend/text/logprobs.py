@@ -2,6 +2,7 @@
 
 They are of the raw logits. Each position has its own id's and those of the likeliest ids. Joined, the tokens' texts are
 the answer's text, but for the last one before a stop string, which is shown whole even if the stop string cuts it.
+What an answer has of each position is made while the answer is written, by iterators: there may be millions.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Score:
 
 
 def split(scores: Scores) -> Iterator[Score | None]:
-    """Position by position; None where no logprobs are wanted."""
+    """Position by position; None where no logprobs are wanted. Copies: one that is kept must not keep all of a step."""
     ends = np.cumsum(scores.counts, dtype=np.int64).tolist()
     for start, end in zip([0, *ends], ends):
-        yield Score(scores.ids[start:end], scores.logprobs[start:end]) if end > start else None
+        yield Score(scores.ids[start:end].copy(), scores.logprobs[start:end].copy()) if end > start else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +68,10 @@ class Token:
 def completion_logprobs(tokens: Sequence[Token], count: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """The schema of /v1/completions, with `count` likeliest ids."""
     return {
-        "text_offset": [token.offset for token in tokens],
-        "token_logprobs": [None if token.score is None else token.score.logprob for token in tokens],
-        "tokens": [token.text for token in tokens],
-        "top_logprobs": [None if token.score is None else _top(token.score, count, tokenizer) for token in tokens],
+        "text_offset": (token.offset for token in tokens),
+        "token_logprobs": (None if token.score is None else token.score.logprob for token in tokens),
+        "tokens": (token.text for token in tokens),
+        "top_logprobs": (None if token.score is None else _top(token.score, count, tokenizer) for token in tokens),
     }
 
 
@@ -92,7 +93,7 @@ def _key(id_: int, piece: bytes) -> str:
 
 def chat_logprobs(tokens: Iterable[Token], count: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """The schema of /v1/chat/completions, with `count` likeliest ids."""
-    return {"content": [_entry(token, count, tokenizer) for token in tokens], "refusal": None}
+    return {"content": (_entry(token, count, tokenizer) for token in tokens), "refusal": None}
 
 
 def _entry(token: Token, count: int, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -104,9 +105,9 @@ def _entry(token: Token, count: int, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.score.logprob, "bytes": list(token.data), "top_logprobs": top}
 
 
-def prompt_logprobs(scores: Iterable[Score | None], count: int, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+def prompt_logprobs(scores: Iterable[Score | None], count: int, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
     """As vLLM has them: for each id of the prompt a map of ids, for the first null."""
-    return [None if score is None else _by_id(score, count, tokenizer) for score in scores]
+    return (None if score is None else _by_id(score, count, tokenizer) for score in scores)
 
 
 def _by_id(score: Score, count: int, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -19,13 +19,10 @@ class StopPattern:
         self.text = text
         self.fallback = [0, 0]
         for char in text[1:]:
-            self.fallback.append(self._longest(self.fallback[-1], char))
+            self.fallback.append(self.advance(self.fallback[-1], char))
 
     def advance(self, matched: int, char: str) -> int:
         """The state after `char`, from a state short of a whole match."""
-        return self._longest(matched, char)
-
-    def _longest(self, matched: int, char: str) -> int:
         while matched and self.text[matched] != char:
             matched = self.fallback[matched]
         return matched + (self.text[matched] == char)
@@ -39,7 +36,7 @@ class StopFinder:
     token that the client does not see.
     """
 
-    def __init__(self, patterns: Sequence[StopPattern], include: bool = False):
+    def __init__(self, patterns: Sequence[StopPattern], include: bool):
         self._patterns = patterns
         self._include = include
         self._matched = [0] * len(patterns)

@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
 from tests.unit.constrained import sample
 from tests.unit.frontend.small import END
 from tpserve import grammar
-from tpserve.frontend.chat.message import PlainMessage, merged
+from tpserve.frontend.chat.answer.message import MessageParser, PlainMessage, merged
 from tpserve.frontend.chat.message_format import MessageFormat
 from tpserve.frontend.chat.template import ChatTemplate
 from tpserve.frontend.chat.tools import ChatTools
@@ -34,7 +34,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "now"}},
 ]
 NOW = {"type": "function", "function": {"name": "now"}}
-AUTO = ChatTools(tuple(TOOLS), "auto", False, True)
+AUTO = ChatTools(tuple(TOOLS), "auto")
 
 PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
 ROME = '{"arguments": {"city": "Ro{m}e \\"2\\"" , "x":[{}]}, "name": "weather"}'
@@ -66,6 +66,25 @@ class Read:
         return [(one["function"]["name"], one["function"]["arguments"]) for one in self.message.get("tool_calls", ())]
 
 
+def asked(tools: list[dict[str, Any]] | None = None, **fields: Any) -> GenerateRequest:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS if tools is None else tools, **fields}
+    return chat_request(body, None, 310)
+
+
+def rendered(is_open: bool) -> Callable[[GenerateRequest], str]:
+    """Renders a prompt that has opened reasoning, or one that has not."""
+    return lambda _: "<think>\n" if is_open else "hi"
+
+
+def constrained(form: MessageFormat, request: GenerateRequest, is_open: bool = False) -> GenerateRequest:
+    return form.prepare(request, rendered(is_open))[0]
+
+
+def reader(form: MessageFormat, tools: ChatTools | None, is_open: bool = False) -> MessageParser:
+    """What reads one answer to a chat with these tools."""
+    return form.prepare(replace(asked([]), tools=tools), rendered(is_open))[2]()
+
+
 class Formats:
     """Formats of a model, by their settings."""
 
@@ -79,7 +98,7 @@ class Formats:
         self, pieces: str | Sequence[str], calls: str = "hermes", reasons: str = "none", tools: ChatTools | None = AUTO,
         is_open: bool = False, reason: str = "stop",
     ) -> Read:  # fmt: skip
-        parser = self(calls, reasons).parser(tools, is_open)
+        parser = reader(self(calls, reasons), tools, is_open)
         deltas = [delta for piece in ([pieces] if isinstance(pieces, str) else pieces) for delta in parser.feed(piece)]
         message = merged([*deltas, *parser.end()])
         return Read(message, parser.finish_reason(reason))
@@ -183,27 +202,27 @@ def test_arguments_end_where_they_cannot_go_on(formats: Formats) -> None:
 
 
 def test_only_the_first_call_is_told_where_several_are_forbidden(formats: Formats) -> None:
-    read = formats.read(f"{call(PARIS)}\n{call(PARIS)} so", tools=ChatTools(tuple(TOOLS), "auto", False, False))
+    read = formats.read(f"{call(PARIS)}\n{call(PARIS)} so", tools=ChatTools(tuple(TOOLS), "auto", parallel=False))
     assert (len(read.calls), read.content) == (1, " so")
 
 
-@pytest.mark.parametrize("tools", [None, ChatTools(tuple(TOOLS), "none", False, True)])
+@pytest.mark.parametrize("tools", [None, ChatTools(tuple(TOOLS), "none")])
 def test_nothing_is_read_where_nothing_may_be_called(formats: Formats, tools: ChatTools | None) -> None:
-    assert isinstance(formats().parser(tools, False), PlainMessage)
+    assert isinstance(reader(formats(), tools), PlainMessage)
 
 
 def test_named_call_ends_as_any_answer(formats: Formats) -> None:
-    read = formats.read(call('{"name": "now", "arguments": {}}'), tools=ChatTools(tuple(TOOLS), "now", True, True))
+    read = formats.read(call('{"name": "now", "arguments": {}}'), tools=ChatTools(tuple(TOOLS), "required", "now"))
     assert (len(read.calls), read.finish_reason) == (1, "stop")
 
 
 def test_tool_may_have_the_name_of_a_choice(formats: Formats) -> None:
-    tools = ChatTools(({"type": "function", "function": {"name": "none"}},), "none", True, True)
+    tools = ChatTools(({"type": "function", "function": {"name": "none"}},), "required", "none")
     assert formats.read(call('{"name": "none", "arguments": {}}'), tools=tools).calls == [("none", "{}")]
 
 
 def test_call_streams_name_first_and_then_arguments_as_they_come(formats: Formats) -> None:
-    parser = formats().parser(AUTO, False)
+    parser = reader(formats(), AUTO)
     assert parser.feed('Hi\n<tool_call>\n{"name": "weather"') == [{"content": "Hi"}]
     first, second = parser.feed(', "arguments": {"ci')
     (begun,) = first["tool_calls"]
@@ -215,10 +234,10 @@ def test_call_streams_name_first_and_then_arguments_as_they_come(formats: Format
 
 
 def test_no_more_is_held_back_than_may_become_a_mark(formats: Formats) -> None:
-    parser = formats().parser(AUTO, False)
+    parser = reader(formats(), AUTO)
     assert parser.feed("a <tool_cal") == [{"content": "a "}]
     assert parser.feed("m") == [{"content": "<tool_calm"}]
-    assert formats("llama3_json").parser(AUTO, False).feed(" Hello {") == [{"content": " Hello {"}]
+    assert reader(formats("llama3_json"), AUTO).feed(" Hello {") == [{"content": " Hello {"}]
 
 
 # Reasoning
@@ -260,6 +279,7 @@ _PARTS = [
 _ANSWERS = st.lists(st.sampled_from(_PARTS) | st.text(max_size=3), max_size=12).map("".join)
 
 
+@example(text="<think>x", cuts=[2], calls="hermes", reasons="qwen3", is_open=True, parallel=False)
 @given(
     text=_ANSWERS, cuts=st.lists(st.integers(0, 200)), calls=st.sampled_from(["hermes", "llama3_json"]),
     reasons=st.sampled_from(["none", "qwen3"]), is_open=st.booleans(), parallel=st.booleans(),
@@ -269,7 +289,7 @@ def test_message_does_not_depend_on_how_the_text_is_cut(
 ) -> None:
     places = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]
-    tools = ChatTools(tuple(TOOLS), "auto", False, parallel)
+    tools = ChatTools(tuple(TOOLS), "auto", parallel=parallel)
     whole, cut = (formats.read(given, calls, reasons, tools, is_open) for given in (text, pieces))
     assert (whole.content, whole.reasoning, whole.calls) == (cut.content, cut.reasoning, cut.calls)
     assert whole.finish_reason == cut.finish_reason
@@ -284,25 +304,17 @@ def test_answer_without_calls_is_content_to_the_last_character(formats: Formats,
 # Grammars
 
 
-def asked(tools: list[dict[str, Any]] | None = None, **fields: Any) -> GenerateRequest:
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS if tools is None else tools, **fields}
-    return chat_request(body, None, 310)
-
-
-def constrained(form: MessageFormat, request: GenerateRequest, is_open: bool = False) -> GenerateRequest:
-    return form.constrained(form.checked(request), is_open)
-
-
 @pytest.mark.parametrize("calls", NAMES)
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": "required", "parallel_tool_calls": False}])
 def test_required_calls_follow_the_schemas(
     formats: Formats, tokens: LLTokenizer, tokenizer: Tokenizer, calls: str, fields: dict[str, Any]
 ) -> None:
     form = formats(calls)
-    request = constrained(form, asked(**fields))
+    request, _, new_parser = form.prepare(asked(**fields), rendered(False))
+    assert request.constraint == "tools"
     for seed in range(8):
         answer = sample(tokens, tokenizer, request.grammar, seed, likes=lambda piece: piece in b'}"')
-        parser = form.parser(request.tools, False)
+        parser = new_parser()
         message = merged([*parser.feed(answer.text), *parser.end()])
         assert message["content"] is None
         functions = [made["function"] for made in message["tool_calls"]]
@@ -387,7 +399,7 @@ def test_marks_that_are_special_tokens_are_shown_and_spelled_by_their_ids(
     assert request.shown_ids == {300, 302, 303}
     text = f"hm</think>{call(PARIS)}"
     assert accepts(grammar.ll_tokenizer(tokenizer, 310, [END]), tokenizer, request.grammar, text)
-    assert form.checked(asked([])).shown_ids == {302, 303}
+    assert constrained(form, asked([])).shown_ids == {302, 303}
 
 
 # Which form
@@ -395,13 +407,43 @@ def test_marks_that_are_special_tokens_are_shown_and_spelled_by_their_ids(
 
 def test_choice_of_the_model_needs_a_known_form(formats: Formats) -> None:
     with pytest.raises(InvalidRequest, match=r"^tool_choice: auto needs to know .*--tool-call-parser"):
-        formats("none").checked(asked())
-    formats("none").checked(asked(tool_choice="none"))
+        formats("none").prepare(asked(), lambda _: pytest.fail("rendered"))
+    assert constrained(formats("none"), asked(tool_choice="none")).grammar == ""
 
 
 def test_bare_calls_and_constrained_content_are_not_told_apart(formats: Formats) -> None:
     with pytest.raises(InvalidRequest, match=r"^tool_choice: auto is not supported beside a constraint"):
-        formats("llama3_json").checked(asked(response_format={"type": "json_object"}))
+        constrained(formats("llama3_json"), asked(response_format={"type": "json_object"}))
+
+
+CHOICE = {"structured_outputs": {"choice": ["a"]}}
+
+
+@pytest.mark.parametrize("choice", ["required", NOW])
+@pytest.mark.parametrize("fields", [CHOICE, {"guided_regex": "a+"}])
+def test_constraint_that_certain_calls_would_not_follow_is_refused(
+    formats: Formats, choice: Any, fields: dict[str, Any]
+) -> None:
+    (name,) = fields
+    with pytest.raises(InvalidRequest, match=f"^{name}: not with a tool_choice") as caught:
+        constrained(formats(), asked(tool_choice=choice, **fields))
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint"),
+    [
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),  # it is of content, not of calls
+        ({"tool_choice": NOW}, "tools"),
+        ({"tools": [{**TOOLS[1], "function": {"name": "now", "strict": True}}]}, "tools"),
+        ({"tool_choice": "none", **CHOICE}, "structured_outputs"),
+        (CHOICE, "structured_outputs"),
+        ({}, ""),
+    ],
+)
+def test_constraint_is_the_field_that_the_grammar_comes_from(formats: Formats, fields: dict[str, Any], constraint: str) -> None:
+    request = constrained(formats(reasons="qwen3"), asked(**fields))
+    assert (request.constraint, bool(request.grammar)) == (constraint, bool(constraint))
 
 
 def test_form_is_told_by_the_template_unless_it_is_given(formats: Formats) -> None:
@@ -410,9 +452,16 @@ def test_form_is_told_by_the_template_unless_it_is_given(formats: Formats) -> No
     assert [form and form.name for form in forms] == ["hermes", None, "hermes", "llama3_json"]
 
 
-def test_prompt_opens_reasoning_only_where_it_is_read(formats: Formats) -> None:
-    assert [formats(reasons=name).opens_reasoning("<think>\n") for name in ("none", "qwen3", "deepseek_r1")] == [
-        False,
-        True,
-        True,
-    ]
+@pytest.mark.parametrize(
+    ("parser", "content", "reasoning"),
+    [("deepseek_r1", "So far", None), ("qwen3", "<think>So far", "and on"), ("none", "<think>So far", None)],
+)
+def test_continued_message_tells_where_the_answer_begins(
+    formats: Formats, parser: str, content: str, reasoning: str | None
+) -> None:
+    final = {"role": "assistant", "content": content}
+    request = asked([], messages=[final], continue_final_message=True, add_generation_prompt=False)
+    _, _, new_parser = formats(reasons=parser).prepare(request, lambda _: content)
+    answer = new_parser()
+    message = merged([*answer.feed("and on"), *answer.end()])
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, "" if reasoning else "and on")

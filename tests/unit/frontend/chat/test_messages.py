@@ -96,6 +96,7 @@ def test_what_clients_send_back_unchanged_says_nothing(nothing: dict[str, Any]) 
         ({"role": "user", "content": None}, "messages[1].content: is missing"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[1].tool_calls: "),
         ({"role": "user", "content": "x", "reasoning": "hm"}, "messages[1].reasoning_content: "),
+        ({"role": "assistant", "reasoning": "hm", "reasoning_content": "so"}, "messages[1].reasoning: differs"),
         ({"role": "assistant", "content": "x", "tool_call_id": "a"}, "messages[1].tool_call_id: "),
         ({"role": "assistant", "tool_calls": 5}, "messages[1].tool_calls: "),
         ({"role": "assistant", "tool_calls": [5]}, "messages[1].tool_calls[0]: must be an object"),
@@ -127,6 +128,10 @@ def test_fields_that_nobody_knows_are_named_with_their_place() -> None:
     made = request({**USER, "mood": 1}, {"role": "assistant", "tool_calls": [call]})
     place = "messages[1].tool_calls[0]"
     assert made.ignored == ("messages[0].mood", f"{place}.colour", f"{place}.function.shade")
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "cache_control": {}}]
+    assert request({**USER, "content": parts}).ignored == ("messages[0].content[1].cache_control",)
+    old = {"role": "assistant", "content": parts, "function_call": {"name": "now", "arguments": "", "z": 1}}
+    assert request(old).ignored == ("messages[0].content[1].cache_control", "messages[0].function_call.z")
 
 
 def test_kwargs_reach_the_template_beside_how_the_prompt_ends() -> None:

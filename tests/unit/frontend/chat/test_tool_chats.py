@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.frontend.rig import Rig, in_loop, rig
 from tpserve.deployment import Deployment
-from tpserve.frontend.chat.message import merged
+from tpserve.frontend.chat.answer.message import merged
 from tpserve.messages import Finish, Submit
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

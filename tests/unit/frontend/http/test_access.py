@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.unit.frontend.http.test_auth import guarded
 
+from tests.unit.frontend.http.test_auth import guarded
 from tests.unit.frontend.rig import in_loop, rig, wait_for
 from tpserve.deployment import Deployment
 from tpserve.messages import Abort, Finish, Submit

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 
-from tests.unit.frontend.rig import EPOCH, events, in_loop, rig, scores
+from tests.unit.frontend.rig import EPOCH, LIMIT_S, events, in_loop, rig, scores
 from tpserve.deployment import Deployment
+from tpserve.frontend.http.threads import LARGE_BYTES
 from tpserve.frontend.http.upload import MAX_BODY_BYTES
 from tpserve.messages import Abort, Finish, PromptScores, Refusal, Refused, Scores, Stop, Submit
 from tpserve.sampling import SamplingDefaults
+from tpserve.tokenizer import Tokenizer
 
 TEXTS = ["the 😀 🎉 👩‍👩‍👧‍👦", "你好世界。", "e\u0301 नमस्ते", " leading", "  two   three    ", "a\n\n\nb", "a \ufffd"]
 
@@ -334,6 +337,33 @@ async def test_fault_in_one_requests_text_fails_it_alone(deployment: Deployment,
         assert (await bad).status_code == 500
         assert (await bad).json()["error"]["message"] == "the answer could not be decoded"
         assert (await good).status_code == 200
+
+
+@in_loop
+async def test_small_request_is_answered_while_any_number_of_large_ones_is_worked_on(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working, go_on = threading.Semaphore(0), threading.Event()
+    least_tokens = Tokenizer.least_tokens
+
+    def slow(tokenizer: Tokenizer, text: str) -> int:
+        if len(text) > LARGE_BYTES:
+            working.release()
+            assert go_on.wait(LIMIT_S)
+        return least_tokens(tokenizer, text)
+
+    monkeypatch.setattr(Tokenizer, "least_tokens", slow)
+    async with rig(deployment) as r:
+        large = "x" * LARGE_BYTES + "x"
+        sent = [r.complete(prompt=large) for _ in range(8)] + [
+            r.chat(messages=[{"role": "user", "content": large}]) for _ in range(8)
+        ]
+        for _ in range(2):  # as many as are worked on at once; the others wait
+            assert await asyncio.to_thread(working.acquire, timeout=LIMIT_S)
+        assert (await r.answer(r.complete(), "ok")).status_code == 200
+        assert not any(one.done() for one in sent)
+        go_on.set()
+        assert {answer.status_code for answer in await asyncio.gather(*sent)} == {400}
 
 
 @in_loop

@@ -70,21 +70,24 @@ async def test_any_key_is_accepted_where_none_is_asked_for(deployment: Deploymen
 @pytest.mark.parametrize(
     ("key", "asked", "timeout", "expected"),
     [
+        (None, None, None, (0, 0.0)),
         (None, 0, None, (0, 0.0)),
         (None, -7, 5.0, (-7, 5.0)),
         (BOB, 0, None, (0, 0.0)),
         (BOB, -7, None, (0, 0.0)),
         (BOB, 7, 5.0, (7, 5.0)),
+        (ALICE, None, None, (2, 30.0)),
         (ALICE, 0, None, (2, 30.0)),
         (ALICE, 1, 5.0, (2, 5.0)),
         (ALICE, 3, 60.0, (3, 30.0)),
-        (ALICE.model_copy(update={"priority": -5}), 0, None, (-5, 30.0)),
+        (ALICE.model_copy(update={"priority": -5}), None, None, (-5, 30.0)),
+        (ALICE.model_copy(update={"priority": -5}), 0, None, (0, 30.0)),
         (ALICE.model_copy(update={"priority": -5}), -9, None, (-5, 30.0)),
         (ALICE.model_copy(update={"priority": -5}), -3, None, (-3, 30.0)),
     ],
 )
 def test_key_bounds_what_a_request_asks_for(
-    key: ApiKey | None, asked: int, timeout: float | None, expected: tuple[int, float]
+    key: ApiKey | None, asked: int | None, timeout: float | None, expected: tuple[int, float]
 ) -> None:
     assert granted(key, asked, timeout) == expected
 

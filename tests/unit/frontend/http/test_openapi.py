@@ -7,8 +7,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.unit.frontend.http.test_auth import guarded
 
+from tests.unit.frontend.http.test_auth import guarded
 from tests.unit.frontend.rig import Rig, in_loop, rig
 from tpserve.deployment import Deployment
 

@@ -47,7 +47,7 @@ async def test_what_is_no_request_is_refused_at_once(deployment: Deployment, dat
 
 @in_loop
 @pytest.mark.parametrize(
-    "begun", [b"", b"GET /health/live HT", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost"]
+    "begun", [b"G", b"GET /health/live HT", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost"]
 )
 async def test_head_that_does_not_come_in_time_ends_the_connection(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, begun: bytes
@@ -62,6 +62,17 @@ async def test_head_that_does_not_come_in_time_ends_the_connection(
         got = await asyncio.wait_for(reader.read(), LIMIT_S)
         assert got.startswith(b"HTTP/1.1 408 ")
         assert b"the headers did not come within 0.05 s" in got
+        writer.close()
+
+
+@in_loop
+async def test_connection_on_which_nothing_is_asked_is_closed_without_a_word(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEADERS_S", 0.05)
+    async with rig(deployment) as r:
+        reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+        assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
         writer.close()
 
 

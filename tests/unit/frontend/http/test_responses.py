@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from tests.unit.frontend.rig import Rig, events, in_loop, rig, wait_for
 from tpserve.deployment import Deployment
 from tpserve.frontend.answers import Answer, ChatAnswer, CompletionAnswer
+from tpserve.frontend.chat.answer.message import PlainMessage
 from tpserve.frontend.records import Generation, new_record
 from tpserve.frontend.schema import completion_request
 from tpserve.messages import Abort, Finish, Submit
@@ -203,15 +206,15 @@ async def test_request_whose_prompt_is_being_made_when_serving_ends_is_refused(
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
-@pytest.mark.parametrize("answer", [CompletionAnswer, ChatAnswer])
+@pytest.mark.parametrize("answer", [CompletionAnswer, partial(ChatAnswer, new_parser=PlainMessage)])
 def test_answer_that_was_cut_has_no_reason_to_have_ended(
-    tokenizer: Tokenizer, deployment: Deployment, reason: str, answer: type[Answer]
+    tokenizer: Tokenizer, deployment: Deployment, reason: str, answer: Callable[..., Answer]
 ) -> None:
     request = completion_request({"prompt": [5]}, 0, 310)
     generation = Generation(request, [np.array([5], "<i4")], 0.0)
     generation.records.append(new_record(generation, 0, 1, tokenizer, deployment))
     (choice,) = generation.choices()
-    choice.add(tokenizer.encode("a", False)[0], Finish.NONE, 1.0)
+    choice.add(tokenizer.encode("a", False)[0], Finish.NONE, 1.0, None)
     choice.finish_reason = reason
     deltas = answer("small", generation, tokenizer).deltas(choice, choice.take())
     assert deltas

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.frontend.rig import in_loop, rig
 from tpserve.deployment import Deployment
+from tpserve.frontend.chat import template
 from tpserve.frontend.http import tokenize
+from tpserve.frontend.prompts import PromptMaker
+from tpserve.tokenizer import Tokenizer
 
 
 @in_loop
@@ -36,6 +40,36 @@ async def test_names_of_llama_cpp_are_understood(deployment: Deployment) -> None
 
 
 @in_loop
+async def test_fields_that_nobody_knows_are_named_those_within_a_chat_too(deployment: Deployment) -> None:
+    async with rig(deployment) as r:
+        messages = [{"role": "user", "content": "hi", "mood": "good"}]
+        response = await r.post("/tokenize", messages=messages, colour="red")
+        assert response.headers["X-Ignored-Fields"] == "colour, messages[0].mood"
+
+
+@pytest.mark.parametrize(
+    ("fields", "adds"),
+    [
+        ({"prompt": "fox"}, True),
+        ({"prompt": "fox", "add_special": False}, False),
+        ({"prompt": "fox", "add_special_tokens": False, "add_special": False}, False),
+        ({"content": "fox"}, False),
+        ({"content": "fox", "add_special_tokens": True}, True),
+        ({"messages": [{"role": "user", "content": "fox"}]}, False),
+        ({"messages": [{"role": "user", "content": "fox"}], "add_special": True}, True),
+    ],
+)
+def test_special_tokens_are_added_where_either_name_says_so(
+    deployment: Deployment, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], adds: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(tokenizer, "encode", lambda _, add_special_tokens: asked.append(add_special_tokens) or [5])
+    prompts = PromptMaker(tokenizer, template.load(Path(deployment.tokenizer_path)), 310, 100)
+    assert tokenize.TextMaker(tokenizer, prompts, 310, 100).tokenize(fields)[0]["tokens"] == [5]
+    assert asked == [adds]
+
+
+@in_loop
 async def test_chat_has_the_ids_that_it_is_answered_with(deployment: Deployment) -> None:
     async with rig(deployment) as r:
         messages = [{"role": "user", "content": "hi"}]
@@ -59,6 +93,8 @@ async def test_loading_server_tokenizes(deployment: Deployment) -> None:
         ("/tokenize", {"prompt": ["a"]}, "prompt", "prompt: Input should be a valid string"),
         ("/tokenize", {"prompt": "a", "content": "b"}, "prompt", "wants one of prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "messages", "wants one of prompt and messages"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", "tools: only with messages"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": True, "add_special": False}, "add_special_tokens", "differ"),
         ("/tokenize", {"messages": []}, "messages", "at least 1"),
         ("/tokenize", {"messages": [{"role": "alien", "content": "x"}]}, "messages", "no role alien here"),
         ("/tokenize", {"prompt": "a" * (tokenize.MAX_CHARS + 1)}, "prompt", "at most 1048576 characters"),

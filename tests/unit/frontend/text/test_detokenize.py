@@ -58,14 +58,15 @@ def test_an_id_beyond_the_tokenizer_gives_no_text(tokenizer: Tokenizer) -> None:
 
 
 def answer(tokenizer: Tokenizer, *stops: str, skip: bool = True) -> AnswerText:
-    return AnswerText(tokenizer, [StopPattern(stop) for stop in stops], tokenizer.special_ids if skip else frozenset())
+    patterns, hidden_ids = [StopPattern(stop) for stop in stops], tokenizer.special_ids if skip else frozenset()
+    return AnswerText(tokenizer, patterns, hidden_ids, min_tokens=0, include_stop=False)
 
 
 @pytest.mark.parametrize(("skip", "shown"), [(True, "ab"), (False, "a<|user|>b")])
 def test_special_tokens_are_shown_only_if_wanted(tokenizer: Tokenizer, skip: bool, shown: str) -> None:
     text = answer(tokenizer, skip=skip)
     for id_ in tokenizer.encode("a<|user|>b", False):
-        text.add(id_)
+        text.add(id_, Finish.NONE)
     assert text.take() == shown
 
 
@@ -73,16 +74,16 @@ def test_special_tokens_are_shown_only_if_wanted(tokenizer: Tokenizer, skip: boo
 def test_a_stop_that_is_a_special_token_matches(tokenizer: Tokenizer, skip: bool) -> None:
     text = answer(tokenizer, "<|user|>", skip=skip)
     for id_ in tokenizer.encode("ab<|user|>c", False):
-        text.add(id_)
+        text.add(id_, Finish.NONE)
     assert (text.take(), text.is_stopped) == ("ab", True)
 
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_the_end_of_sequence_id_is_not_shown(tokenizer: Tokenizer, skip: bool) -> None:
     text = answer(tokenizer, "b never", skip=skip)
-    text.add(tokenizer.encode("a b", False)[0])
+    text.add(tokenizer.encode("a b", False)[0], Finish.NONE)
     *_, last = tokenizer.encode("a b", False)
-    text.add(last)
+    text.add(last, Finish.NONE)
     text.add(END, Finish.STOP)
     assert (text.take(), text.is_stopped) == ("a b", False)
 
@@ -90,7 +91,7 @@ def test_the_end_of_sequence_id_is_not_shown(tokenizer: Tokenizer, skip: bool) -
 def test_what_was_held_back_comes_with_the_last_id(tokenizer: Tokenizer) -> None:
     text = answer(tokenizer, "ab")
     (a,) = tokenizer.encode("a", False)
-    text.add(a)
+    text.add(a, Finish.NONE)
     assert text.take() == ""
     text.add(a, Finish.LENGTH)
     assert text.take() == "aa"
@@ -100,6 +101,6 @@ def test_an_unfinished_character_is_flushed_at_the_end_but_not_after_a_stop(toke
     lead = tokenizer.encode("😀", False)[0]
     open_end, stopped = answer(tokenizer), answer(tokenizer, "a")
     open_end.add(lead, Finish.LENGTH)
-    stopped.add(tokenizer.encode("a", False)[0])
+    stopped.add(tokenizer.encode("a", False)[0], Finish.NONE)
     stopped.add(lead, Finish.LENGTH)
     assert (open_end.take(), stopped.take()) == ("\ufffd", "")

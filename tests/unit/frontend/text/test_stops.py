@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
 def finder(*stops: str) -> StopFinder:
-    return StopFinder([StopPattern(stop) for stop in stops])
+    return StopFinder([StopPattern(stop) for stop in stops], False)
 
 
 def ended(text: str, stops: list[str]) -> tuple[str, str | None]:

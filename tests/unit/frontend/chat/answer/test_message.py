@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tpserve.frontend.chat.message import PlainMessage, merged
+from tpserve.frontend.chat.answer.message import PlainMessage, merged
 
 
 def call(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from tpserve.frontend.chat.message import Delta
-from tpserve.frontend.chat.tools import ChatTools
+from tpserve.frontend.chat.answer.message import Delta
 
 
 class Deltas:
@@ -15,9 +14,9 @@ class Deltas:
     at the end of a part are held back until more of it follows.
     """
 
-    def __init__(self, tools: ChatTools | None):
-        self._may_call = tools is not None
-        self._one_call = tools is not None and not tools.parallel  # those after the first are not told
+    def __init__(self, may_call: bool, one_call: bool):
+        self._may_call = may_call
+        self._one_call = one_call  # those after the first are not told
         self._parts: list[tuple[str, int, list[str]]] = []  # (kind, number of the call, its text in pieces)
         self._kind = ""  # of the last text
         self._lines = ""  # line ends held back, of that kind

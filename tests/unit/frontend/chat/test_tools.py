@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tpserve.frontend.chat.tools import ChatTools
-from tpserve.frontend.chat.tools.declared import MAX_TOOLS
+from tpserve.frontend.chat.tools import MAX_TOOLS, ChatTools
 from tpserve.frontend.errors import InvalidRequest
 from tpserve.frontend.schema import GenerateRequest, chat_request
 
@@ -44,15 +43,21 @@ def test_tools_are_kept_as_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "chosen", "is_named"),
+    ("choice", "kind", "named"),
     [
-        (None, "auto", False), ("auto", "auto", False), ("none", "none", False), ("required", "required", False),
-        (NAMED, "now", True),
+        (None, "auto", None), ("auto", "auto", None), ("none", "none", None), ("required", "required", None),
+        (NAMED, "required", "now"),
     ],
 )  # fmt: skip
-def test_choice_is_auto_where_nothing_is_said(choice: Any, chosen: str, is_named: bool) -> None:
+def test_choice_is_auto_where_nothing_is_said(choice: Any, kind: str, named: str | None) -> None:
     made = tools(tool_choice=choice)
-    assert (made.choice, made.is_named) == (chosen, is_named)
+    assert (made.choice, made.named) == (kind, named)
+    assert (made.may_call, made.is_auto) == (kind != "none", kind == "auto")
+
+
+def test_fields_of_a_choice_that_nobody_knows_are_named() -> None:
+    choice = {**NAMED, "x": 1, "function": {"name": "now", "y": 2}}
+    assert request(tools=[NOW], tool_choice=choice).ignored == ("tool_choice.x", "tool_choice.function.y")
 
 
 @pytest.mark.parametrize(("parallel", "expected"), [(None, True), (True, True), (False, False)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Generator
 
-from tpserve.frontend.chat.deltas import Deltas
-from tpserve.frontend.chat.tools.forms import PYTHON_TAG, CallForm
-from tpserve.frontend.chat.tools.reader import CallReader, Malformed
+from tpserve.frontend.chat.answer.deltas import Deltas
+from tpserve.frontend.chat.answer.forms import PYTHON_TAG, CallForm
+from tpserve.frontend.chat.answer.reader import CallReader, Malformed
 from tpserve.frontend.text.stops import StopPattern
 
 _SPACE = " \t\n\r"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpserve.frontend.chat.tools.forms import HERMES, LLAMA3_JSON, CallForm, recognized
+from tpserve.frontend.chat.answer.forms import HERMES, LLAMA3_JSON, CallForm, recognized
 
 # Of the shape that models' templates have, shortened.
 QWEN = (

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tpserve.frontend.chat.messages import Strict
-from tpserve.frontend.chat.tools import ChatTools
 from tpserve.frontend.errors import InvalidRequest, shown
 from tpserve.frontend.structured import check_schema
 
 MAX_TOOLS = 128
 MAX_CHARS = 2**20  # of all tools, as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """A request's tools, as OpenAI has them, and which of them are to be called."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    choice: Literal["none", "auto", "required"]
+    named: str | None = None  # the only one that may be called; the choice is then "required"
+    parallel: bool = True  # whether several calls may be made
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of their functions."""
+        return frozenset(tool["function"]["name"] for tool in self.tools)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether an answer may have calls at all."""
+        return self.choice != "none"
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the model chooses between calls and content."""
+        return self.choice == "auto"
 
 
 class Function(Strict):
@@ -28,7 +53,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """One entry of `tools`."""
+    """One entry of `tools`. Templates are given all of it, so no field of it is without effect."""
 
     type: Literal["function"]
     function: Function
@@ -37,8 +62,11 @@ class Tool(Strict):
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
-def chat_tools(tools: Sequence[Tool] | None, choice: Any, parallel: bool | None) -> ChatTools | None:
-    """What a request's fields say; None without tools. Raises InvalidRequest."""
+def chat_tools(tools: Sequence[Tool] | None, choice: Any, parallel: bool | None, ignored: list[str]) -> ChatTools | None:
+    """What a request's fields say; None without tools. Names of fields that nobody knows are added to `ignored`.
+
+    Raises InvalidRequest.
+    """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice: there are no tools to choose from; give tools", "tool_choice")
@@ -51,8 +79,10 @@ def chat_tools(tools: Sequence[Tool] | None, choice: Any, parallel: bool | None)
         raise InvalidRequest(f"tools: the name {twice[0]!r} stands there twice", "tools")
     if (size := len(json.dumps(as_sent))) > MAX_CHARS:
         raise InvalidRequest(f"tools: {size} characters as JSON; {MAX_CHARS} is the most", "tools")
-    chosen, is_named = _choice(choice, names)
-    return ChatTools(as_sent, chosen, is_named, parallel is not False)
+    is_parallel = parallel is not False
+    if choice in (None, "none", "auto", "required"):
+        return ChatTools(as_sent, choice or "auto", None, is_parallel)
+    return ChatTools(as_sent, "required", _named(choice, names, ignored), is_parallel)
 
 
 def _check_parameters(function: Function, where: str) -> None:
@@ -61,17 +91,15 @@ def _check_parameters(function: Function, where: str) -> None:
         raise InvalidRequest(f"{where}.type: must be 'object', not {shown(repr(kind))}: arguments have names", "tools")
 
 
-def _choice(choice: Any, names: Sequence[str]) -> tuple[str, bool]:
-    """The choice, or the name of the tool chosen; and whether it is a name."""
+def _named(choice: Any, names: Sequence[str], ignored: list[str]) -> str:
+    """The name of the tool chosen."""
     match choice:
-        case None:
-            return "auto", False
-        case "none" | "auto" | "required":
-            return choice, False
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function", "function": {"name": str(name), **of_function}, **others}:
             if name not in names:
                 raise InvalidRequest(f"tool_choice: no tool is named {shown(repr(name))}", "tool_choice")
-            return name, True
+            ignored += [f"tool_choice.{field}" for field in others]
+            ignored += [f"tool_choice.function.{field}" for field in of_function]
+            return name
         case {"type": str(kind)} if kind != "function":
             raise InvalidRequest(f"tool_choice: type {shown(repr(kind))} is not supported; function is", "tool_choice")
     named = '{"type": "function", "function": {"name": ...}}'

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from tpserve.frontend.chat.deltas import Deltas
+from tpserve.frontend.chat.answer.deltas import Deltas
 from tpserve.frontend.text.stops import StopPattern
 
 OPEN, CLOSE = "<think>", "</think>"
 _CLOSE = StopPattern(CLOSE)
 
 
-def opens(parser: str, prompt: str) -> bool:
+def opens(parser: str, prompt: str, continued: str | None) -> bool:
     """Whether an answer to this prompt, a chat template's text, begins within reasoning.
 
     It does where the template has opened it. The models that `deepseek_r1` is for begin so by themselves, unless the
-    template has closed it.
+    template has closed it. An answer that goes on with a message is where that message, `continued`, stops.
     """
+    if continued is not None:
+        return continued.rfind(OPEN) > continued.rfind(CLOSE)
     end = prompt.rstrip()
     return end.endswith(OPEN) or (parser == "deepseek_r1" and not end.endswith(CLOSE))
 
@@ -36,6 +38,8 @@ class ReasoningSplitter:
         """The next part of the answer; what of it is no reasoning, as far as that is known."""
         if self._begins:
             text = self._begin(text)
+        if self._begins:  # still
+            return ""
         if self._is_over or not self._is_open:
             return text
         return self._reason(text)

@@ -1,4 +1,4 @@
-"""How models write their calls: the text around each one, and what it calls the arguments."""
+"""How models write calls of tools: the text around each one, and what it calls the arguments."""
 
 from __future__ import annotations
 

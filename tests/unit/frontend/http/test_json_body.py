@@ -1,7 +1,8 @@
-"""What is known of a body before it is parsed."""
+"""From a body's bytes to its fields, and what is known of it before it is parsed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpserve.frontend.errors import InvalidRequest
-from tpserve.frontend.http import shape
+from tpserve.frontend.http import json_body
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a"\\[{,é', max_size=5),
@@ -35,24 +36,34 @@ def counts(value: Any) -> tuple[int, int, int]:
 def test_counts_are_those_of_the_parsed_text(value: Any, is_ascii: bool) -> None:
     found: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shape, "_bound", lambda count, _, __: found.append(count))
-        shape.check(json.dumps(value, ensure_ascii=is_ascii).encode())
-    assert tuple(found) == counts(value)
+        patch.setattr(json_body, "_bound", lambda count, _, __: found.append(count))
+        with contextlib.suppress(InvalidRequest):  # of what is no object
+            json_body.parse(json.dumps(value, ensure_ascii=is_ascii).encode())
+    assert tuple(found[:3]) == counts(value)
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"[" * (shape.MAX_GROUPS + 1), "lists and objects"),
-        (b"{1:" * (shape.MAX_GROUPS + 1), "lists and objects"),
-        (b"[" + b"1," * (shape.MAX_VALUES + 1), "values"),
-        (b'["' + b'","' * shape.MAX_STRINGS + b'"]', "strings"),
+        (b"[" * (json_body.MAX_GROUPS + 1), "lists and objects"),
+        (b"{1:" * (json_body.MAX_GROUPS + 1), "lists and objects"),
+        (b"[" + b"1," * (json_body.MAX_VALUES + 1), "values"),
+        (b'["' + b'","' * json_body.MAX_STRINGS + b'"]', "strings"),
+        (json.dumps({f"field{i}": None for i in range(json_body.MAX_FIELDS + 1)}).encode(), "fields"),
     ],
 )
 def test_body_of_too_many_parts_is_refused(body: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"the body has \d+ {says}; \d+ are the most"):
-        shape.check(body)
+        json_body.parse(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"a": 1,}', b"{'a': 1}", b'{"a":"\\ud800"}']
+)
+def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="body"):
+        json_body.parse(body)
 
 
 def test_long_text_is_one_string_whatever_is_in_it() -> None:
-    shape.check(json.dumps({"prompt": '[{"a": 1},\\' * shape.MAX_VALUES}).encode())
+    json_body.parse(json.dumps({"prompt": '[{"a": 1},\\' * json_body.MAX_VALUES}).encode())
