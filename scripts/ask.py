@@ -23,7 +23,9 @@ def main() -> int:
     options = parser.parse_args()
 
     tpserve = str(Path(sys.executable).with_name("tpserve"))
-    command = [tpserve, "launch", "--model", "demo", "--tp", "2", "--port", "0", "--device", options.device]
+    # Without the access log, whose line would come amid the answer.
+    quiet = ["--log-level", "warning"]
+    command = [tpserve, "launch", "--model", "demo", "--tp", "2", "--port", "0", "--device", options.device, *quiet]
     # In a process group of its own, so that Ctrl-C reaches it once: through the handler below.
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -42,10 +42,10 @@ def _open_standard_streams() -> None:
 
 def _usage(error: click.UsageError) -> str:
     if error.ctx is None or error.ctx.command is app:
-        return f"{error.message.rstrip('.')}. The command is: tpserve launch --model MODEL"
+        return f"{error.message.rstrip('.')}. The commands are: tpserve launch --model MODEL, tpserve chat"
     if isinstance(error, click.NoSuchOption) and error.ctx.command.name == "launch":
         return str(spellings.unknown(error.option_name, error.possibilities or ()))
-    return error.format_message()
+    return f"{error.format_message().rstrip('.')}; tpserve {error.ctx.command.name} --help lists the options"
 
 
 def _refuse(text: str) -> int:

@@ -71,7 +71,9 @@ def _origin(value: str) -> str:
 
 
 def _key(value: str) -> str:
-    if not re.fullmatch(r"[\x21-\x7e]+", value) or value == SHOWN_SECRET:
+    if value == SHOWN_SECRET:
+        raise ValueError(f"{SHOWN_SECRET} is how --show-config hides a key: give the key itself")
+    if not re.fullmatch(r"[\x21-\x7e]+", value):
         raise ValueError("wants printable ASCII characters without spaces: it is sent as Authorization: Bearer KEY")
     return value
 

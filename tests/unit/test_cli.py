@@ -164,10 +164,10 @@ def test_bad_argument_is_refused_by_name(
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        ([], "Missing command. The command is: tpserve launch --model MODEL"),
+        ([], "Missing command. The commands are: tpserve launch --model MODEL, tpserve chat"),
         (["lanch"], "launch"),
-        (["serve", "demo"], "No such command 'serve'. The command is: tpserve launch --model MODEL"),
-        (["--model", "demo"], "No such option '--model'. The command is: tpserve launch --model MODEL"),
+        (["serve", "demo"], "No such command 'serve'. The commands are: tpserve launch --model MODEL, tpserve chat"),
+        (["--model", "demo"], "No such option '--model'. The commands are: tpserve launch --model MODEL, tpserve chat"),
     ],
 )
 def test_bad_command_is_refused(

@@ -47,7 +47,7 @@ def test_kv_cache_memory_reads_units(text: object, expected: int) -> None:
         ({"api_key": ["a b"]}, "api_key", "wants printable ASCII"),
         ({"api_key": [""]}, "api_key", "wants printable ASCII"),
         ({"api_key": ["schlüssel"]}, "api_key", "wants printable ASCII"),
-        ({"api_key": ["***"]}, "api_key", "wants printable ASCII"),  # what is shown in place of one
+        ({"api_key": ["***"]}, "api_key", "how --show-config hides a key"),
         ({"allowed_origins": ["https://a/"]}, "allowed_origins", "without a path"),
         ({"allowed_origins": ["a.example"]}, "allowed_origins", "wants origins"),
         ({"allowed_origins": ['["*"']}, "allowed_origins", "wants a list in JSON"),

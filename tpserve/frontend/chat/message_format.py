@@ -34,7 +34,7 @@ class MessageFormat:
         """What the log says of calls."""
         if self.call_form is not None:
             return f"written as {self.call_form.name}"
-        return "no parser is known, so tool_choice auto is refused; --tool-call-parser sets one"
+        return "where required or named; for tool_choice auto say how the model writes them, by --tool-call-parser"
 
     def prepare(
         self, request: GenerateRequest, render: Callable[[GenerateRequest], str]
