@@ -361,6 +361,6 @@ def _capacity(deployment: Deployment, pages: int) -> str:
     tokens, length = pages * deployment.page_size, deployment.max_model_len
     workers = "worker" if deployment.settings.tp == 1 else "workers"
     return (
-        f"serving {deployment.served_names[0]} in {deployment.dtype} on {deployment.device}, {deployment.settings.tp} {workers}:"
-        f" up to {length} tokens a request, KV cache of {tokens} tokens"
+        f"serving {deployment.served_names[0]} in {deployment.dtype} on {deployment.device}, {deployment.settings.tp}"
+        f" {workers}: up to {length} tokens a request, KV cache of {tokens} tokens"
     )

@@ -108,15 +108,22 @@ def _pieces(events: httpx2.EventSource) -> Iterator[Piece]:
         try:
             chunk = event.json()
             error = chunk.get("error")  # type: ignore[attr-defined]
-            choices = chunk.get("choices") or []  # type: ignore[attr-defined]
-        except (ValueError, AttributeError):
+            pieces = [_piece(choice) for choice in chunk.get("choices") or []]  # type: ignore[attr-defined]
+        except (ValueError, AttributeError, TypeError):
             raise AnswerError(f"the server sent what is no chunk of an answer: {event.data[:100]!r}") from None
         if error:
             raise AnswerError(_error_text(error))
-        for choice in choices:
-            delta = choice.get("delta") or {}
-            yield Piece(delta.get("content") or "", delta.get("reasoning_content") or "", choice.get("finish_reason"))
+        yield from pieces
     raise AnswerError("the answer broke off before its end")
+
+
+def _piece(choice: Any) -> Piece:
+    """Of a chunk's choice. Raises AttributeError or TypeError for what is none."""
+    delta = choice.get("delta") or {}
+    text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
+    if not (isinstance(text, str) and isinstance(reasoning, str)):
+        raise TypeError("a text is no string")
+    return Piece(text, reasoning, choice.get("finish_reason"))
 
 
 def _message(response: httpx2.Response) -> str:

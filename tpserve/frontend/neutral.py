@@ -82,6 +82,7 @@ COMPLETION: Table = {
 
 CHAT: Table = {
     **_COMMON,
+    "suffix": ("",),
     **_DIALECTS,
     "audio": (),
     "chat_template": (),

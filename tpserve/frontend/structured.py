@@ -19,6 +19,7 @@ from tpserve.frontend.errors import InvalidRequest, shown
 MAX_BYTES = 64 * 1024  # of a schema, regex, grammar, or all choices
 MAX_EBNF_BYTES = 8 * 1024  # of a grammar that is converted, which takes the square of its length
 MAX_DEPTH = 64  # of a schema's nesting
+MAX_INTEGER = 2**53  # of a schema: llguidance has numbers as float64
 MAX_CHOICES = 1024
 
 # Between the parts of JSON: nothing, a space, or a line's end and some indentation. With more, an answer could go on
@@ -56,8 +57,12 @@ def check_schema(schema: object, where: str) -> Mapping[str, Any]:
     """A JSON schema as a client sent it, if it is an object within the bounds. Raises InvalidRequest, naming `where`."""
     if not isinstance(schema, dict):
         raise _wrong(where, "must be an object: a JSON schema")
-    if not _is_flat(schema, MAX_DEPTH):
+    values = _values(schema, MAX_DEPTH)
+    if values is None:
         raise _wrong(where, f"nests deeper than {MAX_DEPTH}, which is the most")
+    for value in values:
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise _wrong(where, f"the number {shown(str(value))} would not be exact; up to {MAX_INTEGER} they are")
     try:
         _check_size(json.dumps(schema, ensure_ascii=False, allow_nan=False), where)
     except ValueError:
@@ -144,6 +149,8 @@ def _regex(value: Any, where: str) -> str:
     escapes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
     if pattern.endswith("$") and not escapes % 2:
         pattern = pattern[:-1]  # both are so by themselves, for all of the answer is matched
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise _wrong(where, "ends with a backslash that escapes nothing")
     return f"start: /{regex_to_lark(pattern, 'd')}/"
 
 
@@ -212,13 +219,15 @@ def _asks(value: Any) -> bool:
     return value is not None and value is not False
 
 
-def _is_flat(value: Mapping[str, Any], most: int) -> bool:
-    """Whether objects and lists nest at most that deep."""
-    level: list[Any] = [value]
+def _values(schema: Mapping[str, Any], most: int) -> list[Any] | None:
+    """All values in it that are neither objects nor lists, or None where these nest deeper than that."""
+    level: list[Any] = [schema]
+    found: list[Any] = []
     for _ in range(most):
-        children = (child for one in level for child in (one.values() if isinstance(one, dict) else one))
+        children = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
         level = [child for child in children if isinstance(child, (dict, list))]
-    return not level
+        found += (child for child in children if not isinstance(child, (dict, list)))
+    return None if level else found
 
 
 def _check_size(text: str, where: str, most: int = MAX_BYTES) -> None:

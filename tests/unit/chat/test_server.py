@@ -88,6 +88,10 @@ def test_refused_answer_says_why_in_one_line(stub: Stub) -> None:
         ([b'data: {"choi'], "broke off"),
         ([b"data: nonsense\n\n"], "no chunk of an answer: 'nonsense'"),
         ([b"data: 5\n\n"], "no chunk of an answer: '5'"),
+        ([b'data: {"choices": ["abc"]}\n\n'], "no chunk of an answer"),
+        ([b'data: {"choices": 5}\n\n'], "no chunk of an answer"),
+        ([b'data: {"choices": [{"delta": "abc"}]}\n\n'], "no chunk of an answer"),
+        ([b'data: {"choices": [{"delta": {"content": ["a"]}}]}\n\n'], "no chunk of an answer"),
     ],
 )
 def test_stream_that_breaks_gives_what_came_and_then_the_cause(stub: Stub, ending: list[bytes], says: str) -> None:

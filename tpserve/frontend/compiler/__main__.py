@@ -91,6 +91,8 @@ def _why(code: int) -> str:
             return f"takes more than {_MOST_S} s to compile, which is the most"
         case signal.SIGABRT:
             return _TOO_LARGE
+        case signal.SIGKILL | signal.SIGTERM:  # from outside: nothing is known of the grammar
+            sys.exit(1)
     return f"cannot be compiled (the compiler ended with {code})"
 
 

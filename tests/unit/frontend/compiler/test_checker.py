@@ -109,6 +109,23 @@ def test_grammar_is_compiled_though_its_client_leaves(made: GrammarChecker, run:
     run(scenario())
 
 
+def test_grammar_whose_compilation_is_killed_is_not_to_blame(made: GrammarChecker, run: Run[Any]) -> None:
+    unknown = TOO_SLOW.replace("start: A", "start: A A")  # to the checker, whose memory the tests share
+
+    async def scenario() -> None:
+        await made.check('start: "a"', "response_format")
+        (child,) = children()
+        checking = asyncio.create_task(refusal(made, unknown))
+        while not (forks := child.children()):
+            await asyncio.sleep(0.001)
+        forks[0].kill()
+        with pytest.raises(EngineFault, match="through no fault of its own"):
+            await checking
+        assert "0.5 s to compile" in await refusal(made, unknown)
+
+    run(scenario())
+
+
 def test_child_that_dies_comes_back(made: GrammarChecker, run: Run[Any]) -> None:
     async def scenario() -> None:
         await made.check('start: "a"', "response_format")
