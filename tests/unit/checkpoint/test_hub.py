@@ -274,7 +274,11 @@ def test_repository_and_revision_that_are_not_there_are_named(there: Endpoint, m
 
 
 @pytest.mark.parametrize("model", ["./models/tiny", "/models/tiny", "a/b/c", "two words", "a--b", "org/", "~nobody/x", "../x"])
-def test_what_cannot_be_an_id_is_a_folder_that_is_not_there(there: Endpoint, model: str) -> None:
+def test_what_cannot_be_an_id_is_a_folder_that_is_not_there(
+    there: Endpoint, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # beside which nothing lies
     with pytest.raises(UserError, match=f"^--model {re.escape(model)}: no such folder; give .* Hub id such as org/name$"):
         source.describe(Settings(model=model))
     assert there.sent == []

@@ -111,7 +111,7 @@ def _check_constraint(constraint: str, tools: ChatTools, form: CallForm) -> None
 
 
 def _to_read(tools: ChatTools, form: CallForm) -> Calls:
-    return Calls(form, tools.names, tools.parallel, tools.named is not None)
+    return Calls(form, tools.names, tools.parallel, are_named=tools.named is not None, are_all=not tools.is_auto)
 
 
 def _continued(request: GenerateRequest) -> str | None:

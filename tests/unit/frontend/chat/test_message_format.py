@@ -124,6 +124,14 @@ def test_hermes_calls_are_read_with_content_around_them(formats: Formats) -> Non
     assert read.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("cut", ["\n<tool", '\n<tool_call>\n{"na', '\n<tool_call>\n{"name": "now", '])
+def test_beginning_of_a_call_that_is_cut_is_no_content_where_all_is_calls(formats: Formats, cut: str) -> None:
+    required = ChatTools(tuple(TOOLS), "required")
+    read = formats.read(f"{call(PARIS)}{cut}", tools=required, reason="length")
+    assert (read.content, len(read.calls), read.finish_reason) == (None, 1, "length")
+    assert formats.read(f"{call(PARIS)}{cut}").content == cut
+
+
 @pytest.mark.parametrize(
     "text",
     [

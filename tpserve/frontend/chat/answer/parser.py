@@ -19,6 +19,7 @@ class Calls:
     names: frozenset[str]  # of functions
     parallel: bool  # whether there may be several
     are_named: bool  # whether the request says which one is made
+    are_all: bool  # whether an answer is nothing but calls, as a grammar sees to
 
 
 class AnswerParser:
@@ -39,8 +40,8 @@ class AnswerParser:
         """What was held back, when no more text comes."""
         if self._splitter is not None:
             self._after_reasoning(self._splitter.end())
-        if self._finder is not None:
-            self._finder.end()
+        if self._finder is not None and self._calls is not None and not self._calls.are_all:
+            self._finder.end()  # else what is held is the beginning of a call that was cut
         self._deltas.end()
         return self._deltas.take()
 
