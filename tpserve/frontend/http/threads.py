@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tpserve.frontend.errors import Unavailable
+
 LARGE_BYTES = 64 * 1024
 _COUNT = 2  # of each kind
 
@@ -23,9 +25,12 @@ class BodyThreads:
         self._large = ThreadPoolExecutor(_COUNT, "large-bodies")
 
     async def run(self, body: bytes, work: Callable[[bytes], _T]) -> _T:
-        """What `work` makes of the body. Raises what it raises."""
+        """What `work` makes of the body. Raises what it raises, and Unavailable."""
         threads = self._large if len(body) > LARGE_BYTES else self._small
-        return await asyncio.get_running_loop().run_in_executor(threads, work, body)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, work, body)
+        except asyncio.CancelledError:  # by uvicorn, which waits no longer when the server ends
+            raise Unavailable("the server is shutting down") from None
 
     def close(self) -> None:
         """Take no more; what has begun comes to its end, and nobody waits for it."""
