@@ -99,11 +99,10 @@ def test_body_that_is_no_json_object_is_400(tiny_server: Server) -> None:
 def test_prompt_of_a_wrong_form_is_400(tiny_server: Server) -> None:
     wrong = [
         [], [[]], [[], []], 5, True, {"a": 1}, [1, "a"], [["a"]], [None], [1.5], [[1], "a"], [[[1]]], [{"text": "x"}],
-        [-1], [2**31], [2**63], [10**30], [1, -5], [[1], [10**9]], [257],
+        [-1], [2**31], [2**63], [10**30], [1, -5], [[1], [10**9]], [257], "", ["", ""],
     ]  # fmt: skip
     params = refusals(tiny_server, COMPLETIONS, [{"prompt": prompt, "max_tokens": 1} for prompt in wrong])
     assert set(params) == {"prompt"}
-    refusals(tiny_server, COMPLETIONS, [{"prompt": prompt, "max_tokens": 1} for prompt in ("", ["", ""])], (200, 400))
 
 
 @pytest.mark.parametrize(
@@ -143,18 +142,15 @@ def test_malformed_messages_are_400(tiny_server: Server) -> None:
         [{"role": "user", "content": 5}], [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": [{"type": "noise", "text": "x"}]}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}],
-        [{"role": "tool", "content": "12:00"}],
+        [{"role": "tool", "content": "12:00"}], [{"role": "user", "content": []}], [{"role": "assistant", "content": None}],
     ]  # fmt: skip
     params = refusals(tiny_server, CHAT, [{"messages": messages, "max_tokens": 1} for messages in wrong])
     assert set(params) == {"messages"}
-    loose: list[Any] = [
-        [{"role": "alien", "content": "x"}],
-        [{"role": "user", "content": []}],
-        [{"role": "user", "content": ""}],
-        [{"role": "assistant", "content": None}],
-        [*HELLO, *HELLO],
-    ]
-    refusals(tiny_server, CHAT, [{"messages": messages, "max_tokens": 1} for messages in loose], (200, 400))
+
+
+def test_messages_that_the_template_takes_are_answered(tiny_server: Server) -> None:
+    odd: list[Any] = [[{"role": "alien", "content": "x"}], [{"role": "user", "content": ""}], [*HELLO, *HELLO]]
+    assert refusals(tiny_server, CHAT, [{"messages": messages, "max_tokens": 1} for messages in odd], (200,)) == []
 
 
 def test_chat_fields_that_cannot_be_are_400(tiny_server: Server) -> None:
@@ -263,8 +259,8 @@ def test_null_is_the_room_left_and_too_much_is_cut_to_it(tiny_server: Server) ->
     assert complete(tiny_server, [5] * 1000, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 24
 
 
-def test_zero_tokens_are_an_empty_answer_or_refused(tiny_server: Server) -> None:
-    refusals(tiny_server, COMPLETIONS, [{"prompt": STORY, "max_tokens": 0}], (200, 400))
+def test_zero_tokens_are_an_empty_answer(tiny_server: Server) -> None:
+    assert complete(tiny_server, max_tokens=0)["choices"][0]["text"] == ""
     assert complete(tiny_server, max_tokens=0, echo=True)["choices"][0]["text"] == STORY
 
 
@@ -359,7 +355,7 @@ def test_64_streams_at_once_all_finish(tiny_server: Server) -> None:
 
 
 def test_prompt_that_cannot_be_decoded_harms_nobody(tiny_server: Server) -> None:
-    refusals(tiny_server, COMPLETIONS, [b'{"prompt": "\\ud800", "max_tokens": 1}'], (200, 400))
+    refusals(tiny_server, COMPLETIONS, [b'{"prompt": "\\ud800", "max_tokens": 1}'])
     assert text(tiny_server)
 
 
