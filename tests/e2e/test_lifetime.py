@@ -258,14 +258,26 @@ def test_server_on_ipv6_loopback_answers(tiny_model: Path) -> None:
 @pytest.mark.slow
 def test_idle_server_uses_little_processor_time(server: Server) -> None:
     server.complete(STORY, max_tokens=8)
-    processes = {title: psutil.Process(pid) for title, pid in server.pids().items()}
+    pids = server.pids()
 
-    def used() -> dict[str, float]:
-        return {title: sum(process.cpu_times()[:2]) for title, process in processes.items()}
+    def used() -> dict[str, tuple[float, int]]:
+        return {title: _run_s_and_wakes(pid) for title, pid in pids.items()}
 
-    before, stretch_s = used(), 6
-    time.sleep(stretch_s)  # the thing measured: processor time over a stretch of idleness
-    spent = {title: now - before[title] for title, now in used().items()}
-    frontend = spent.pop("frontend")
-    assert sum(spent.values()) <= 0.05 * stretch_s, spent
-    assert frontend <= 0.02 * stretch_s
+    # On a virtual machine a mere waking from idleness may cost milliseconds; so it is measured beside, and allowed.
+    before, own_before, wakes, pause_s = used(), _run_s_and_wakes("thread-self"), 12, 0.5
+    for _ in range(wakes):
+        time.sleep(pause_s)  # the thing measured: processor time over a stretch of idleness
+    bare_wake_s = (_run_s_and_wakes("thread-self")[0] - own_before[0]) / wakes
+    spent = {title: (run_s - before[title][0], woken - before[title][1]) for title, (run_s, woken) in used().items()}
+    stretch_s = wakes * pause_s
+    own_s = {title: run_s - woken * bare_wake_s for title, (run_s, woken) in spent.items()}
+    assert max(woken for _, woken in spent.values()) <= 10 * stretch_s, spent
+    assert own_s.pop("frontend") <= 0.02 * stretch_s, (spent, bare_wake_s)
+    assert sum(own_s.values()) <= 0.05 * stretch_s, (spent, bare_wake_s)
+
+
+def _run_s_and_wakes(process: int | str) -> tuple[float, int]:
+    """Seconds on a processor (a process's own times may count a whole tick for a moment's work), and how often it slept."""
+    tasks = [Path("/proc/thread-self")] if process == "thread-self" else list(Path(f"/proc/{process}/task").iterdir())
+    wakes = sum(int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.M)[1]) for task in tasks)
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9, wakes

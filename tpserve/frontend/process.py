@@ -87,7 +87,7 @@ class Frontend(Link):
             await self._cut("the server failed")
             raise
         finally:
-            self._server.should_exit = True
+            self._server.finish()
             await asyncio.wait([http])
             self.engine.close()
             await self._grammars.close()
@@ -126,8 +126,24 @@ class Frontend(Link):
             self.end_now()
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: signals are the launcher's."""
+class Server(uvicorn.Server):
+    """Uvicorn without its signal handlers (signals are the launcher's), and without its ten looks a second at its end."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self._finished = asyncio.Event()
+
+    def finish(self) -> None:
+        """Take no more connections, and end with the last request."""
+        self.should_exit = True
+        self._finished.set()
+
+    async def main_loop(self) -> None:
+        """Once a second, for the header with the date."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._finished.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,12 +151,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def http_server(app: ASGIApp) -> uvicorn.Server:
+def http_server(app: ASGIApp) -> Server:
     """A server for the app. uvicorn's log goes where ours goes; what it warns of, clients could fill the log with."""
     log = logging.getLogger("uvicorn")
     log.handlers, log.propagate = logger.handlers, False
     log.setLevel(logging.ERROR)
-    return _Server(
+    return Server(
         uvicorn.Config(
             app,
             http=Protocol,
