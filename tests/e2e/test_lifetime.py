@@ -256,28 +256,24 @@ def test_server_on_ipv6_loopback_answers(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_idle_server_uses_little_processor_time(server: Server) -> None:
+def test_idle_server_sleeps(server: Server) -> None:
     server.complete(STORY, max_tokens=8)
     pids = server.pids()
 
-    def used() -> dict[str, tuple[float, int]]:
-        return {title: _run_s_and_wakes(pid) for title, pid in pids.items()}
+    def used() -> dict[str, tuple[int, float]]:
+        return {title: _wakes_and_run_s(pid) for title, pid in pids.items()}
 
-    # On a virtual machine a mere waking from idleness may cost milliseconds; so it is measured beside, and allowed.
-    before, own_before, wakes, pause_s = used(), _run_s_and_wakes("thread-self"), 12, 0.5
-    for _ in range(wakes):
-        time.sleep(pause_s)  # the thing measured: processor time over a stretch of idleness
-    bare_wake_s = (_run_s_and_wakes("thread-self")[0] - own_before[0]) / wakes
-    spent = {title: (run_s - before[title][0], woken - before[title][1]) for title, (run_s, woken) in used().items()}
-    stretch_s = wakes * pause_s
-    own_s = {title: run_s - woken * bare_wake_s for title, (run_s, woken) in spent.items()}
-    assert max(woken for _, woken in spent.values()) <= 10 * stretch_s, spent
-    assert own_s.pop("frontend") <= 0.02 * stretch_s, (spent, bare_wake_s)
-    assert sum(own_s.values()) <= 0.05 * stretch_s, (spent, bare_wake_s)
+    before, stretch_s = used(), 6
+    time.sleep(stretch_s)  # the thing measured: a stretch of idleness
+    spent = {title: (wakes - before[title][0], run_s - before[title][1]) for title, (wakes, run_s) in used().items()}
+    assert max(wakes for wakes, _ in spent.values()) <= 10 * stretch_s, spent
+    assert spent["frontend"][0] <= 3 * stretch_s, spent
+    # A mere waking from idleness costs milliseconds on some virtual machines, so time tells only of what spins.
+    assert max(run_s for _, run_s in spent.values()) <= 0.2 * stretch_s, spent
 
 
-def _run_s_and_wakes(process: int | str) -> tuple[float, int]:
-    """Seconds on a processor (a process's own times may count a whole tick for a moment's work), and how often it slept."""
-    tasks = [Path("/proc/thread-self")] if process == "thread-self" else list(Path(f"/proc/{process}/task").iterdir())
+def _wakes_and_run_s(pid: int) -> tuple[int, float]:
+    """How often a process's threads went to sleep, and their seconds on a processor."""
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
     wakes = sum(int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.M)[1]) for task in tasks)
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9, wakes
+    return wakes, sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
