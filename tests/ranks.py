@@ -13,12 +13,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from tests.passes import BEST, passes
 from tpserve.messages import Scores
 from tpserve.parallel import segment
 from tpserve.parallel.backends import Kind, open_collectives
 from tpserve.parallel.collectives import Collectives
 from tpserve.parallel.partition import Span
-from tpserve.worker.filters import least_logits
 from tpserve.worker.sampler import Sampler, SamplingRows
 from tpserve.worker.scores import of_targets
 
@@ -158,9 +158,10 @@ def sample(
     steps: Sequence[tuple[np.ndarray, SamplingRows]],
     starts: Sequence[int],
     corrupt: tuple[int, int] | None = None,
+    form: str = BEST,
 ) -> list[np.ndarray | str]:
     """The ids of each step, given as (whole logits, rows); or of a step that fails the error's text, and then no more."""
-    sampler = Sampler(member.collectives, starts[member.rank], corrupt)
+    sampler = Sampler(member.collectives, starts[member.rank], corrupt, passes(form))
     out: list[np.ndarray | str] = []
     for step, (logits, rows) in enumerate(steps, 1):
         try:
@@ -173,31 +174,26 @@ def sample(
 
 
 def score(
-    member: _Member, logits: np.ndarray, raw: np.ndarray, rows: SamplingRows, starts: Sequence[int]
+    member: _Member, logits: np.ndarray, raw: np.ndarray, rows: SamplingRows, starts: Sequence[int], form: str = BEST
 ) -> tuple[np.ndarray, Scores]:
     """One step's ids and scores; `raw` are the whole logits before they were changed to `logits`."""
-    sampler, part = Sampler(member.collectives, starts[member.rank]), _part(member, raw, starts)
+    sampler, part = Sampler(member.collectives, starts[member.rank], passes=passes(form)), _part(member, raw, starts)
     ids, scores = sampler.sample(_part(member, logits, starts), rows, 1, b"", part[rows.logprobs >= 0])
     return ids.numpy(), scores
 
 
 def score_targets(
-    member: _Member, logits: np.ndarray, targets: np.ndarray, tops: np.ndarray, starts: Sequence[int]
+    member: _Member, logits: np.ndarray, targets: np.ndarray, tops: np.ndarray, starts: Sequence[int], form: str = BEST
 ) -> tuple[Scores, int]:
     """The scores of targets, a row of the whole logits before each, and the gathers that they took."""
     start, stop = [*starts, logits.shape[1]][member.rank :][:2]
     gathers = member.collectives.all_gathers
     hidden = torch.arange(len(logits))
     whole = torch.from_numpy(logits)
-    scores = of_targets(lambda rows: whole[rows, start:stop], hidden, targets, tops, Span(start, stop), member.collectives)
+    scores = of_targets(
+        lambda rows: whole[rows, start:stop], hidden, targets, tops, Span(start, stop), member.collectives, passes(form)
+    )
     return scores, member.collectives.all_gathers - gathers
-
-
-def least(member: _Member, logits: np.ndarray, starts: Sequence[int], limits: Sequence[np.ndarray]) -> np.ndarray:
-    """least_logits of the rank's part of the logits; `limits` are temperatures, top_ks, top_ps, min_ps."""
-    tops = torch.from_numpy(logits.max(axis=1))
-    part = _part(member, logits, starts)
-    return least_logits(part, tops, *map(torch.from_numpy, limits), member.collectives).numpy()
 
 
 def _part(member: _Member, logits: np.ndarray, starts: Sequence[int]) -> torch.Tensor:

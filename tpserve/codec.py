@@ -66,7 +66,7 @@ class Codec:
             parts = msgpack.unpackb(data, use_list=True, strict_map_key=True)
         except Exception as error:  # msgpack raises many unrelated kinds for bad bytes
             raise MessageError(f"not MessagePack: {error}") from None
-        if not isinstance(parts, list) or len(parts) < 2 or any(type(part) is not int for part in parts[:2]):
+        if not (isinstance(parts, list) and len(parts) >= 2 and type(parts[0]) is type(parts[1]) is int):
             raise MessageError("not an array that begins with tag and epoch")
         tag, epoch, *values = parts
         if not 0 <= tag < len(self._kinds) or epoch < 0:
@@ -133,7 +133,11 @@ def _integer(bounds: Range) -> tuple[_Convert, _Convert]:
 
 
 def _array(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:
+    empty = np.frombuffer(b"", dtype)  # read-only, so one for all: most arrays of most messages are
+
     def put(value: Any) -> bytes:
+        if type(value) is np.ndarray and value.shape == (0,):
+            return b""
         array = np.asarray(value)
         if array.ndim != 1 or not (array.dtype == dtype or array.size == 0):
             raise MessageError(f"wants a 1-d array of {dtype.name}, got {array.dtype.name} {array.shape}")
@@ -141,6 +145,8 @@ def _array(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:
 
     def get(value: Any) -> np.ndarray:
         data: bytes = _exactly(bytes, value)
+        if not data:
+            return empty
         if len(data) % dtype.itemsize:
             raise MessageError(f"{len(data)} bytes are no array of {dtype.name}")
         return np.frombuffer(data, dtype)
@@ -156,14 +162,20 @@ def _fields(kind: type) -> list[_Field]:
 
 def same_length(message: object, *names: str) -> None:
     """Raise MessageError unless these fields are of one length."""
-    lengths = {name: len(getattr(message, name)) for name in names}
-    if len(set(lengths.values())) > 1:
-        raise MessageError(f"{type(message).__name__}: lengths differ: {lengths}")
+    lengths = [*map(len, _getter(names)(message))]
+    if len(set(lengths)) > 1:
+        raise MessageError(f"{type(message).__name__}: lengths differ: {dict(zip(names, lengths))}")
+
+
+@functools.cache
+def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
+    return operator.attrgetter(*names)
 
 
 def adds_up(message: object, **flat: str) -> None:
     """Raise MessageError unless each of these fields is as long as the numbers in the field named before it make."""
     for counts, ids in flat.items():
-        said, there = int(getattr(message, counts).sum()), len(getattr(message, ids))
+        each, there = getattr(message, counts), len(getattr(message, ids))
+        said = int(each.sum()) if len(each) else 0  # mostly there are none, and a sum takes its time
         if said != there:
             raise MessageError(f"{type(message).__name__}: {counts} make {said}, {ids} has {there}")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # number of the system call, which the C library does not offer
+_TURN_NS = 100_000  # the least that the kernel takes
 
 
 def available_bytes(root: Path = _ROOT) -> int:
@@ -30,6 +35,18 @@ def has_nvidia_driver() -> bool:
     if shutil.which("nvidia-smi") is None:  # which may also be there without a driver
         return False
     return not subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=10, check=False).returncode
+
+
+def take_short_turns() -> None:
+    """Ask the kernel (Linux 6.12 and newer) for short turns on a core, in exchange for getting one at once when woken.
+
+    For processes that do little at a time beside ones that compute without pause; these would otherwise keep the core
+    until the next tick, some milliseconds.
+    """
+    call = _SCHED_SETATTR.get(platform.machine())
+    if call is not None:
+        attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, _TURN_NS, 0, 0)
+        ctypes.CDLL(None).syscall(call, 0, attributes, 0)  # an older kernel ignores it
 
 
 def _group_bytes(root: Path) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Every message that passes between processes. How they are put on the wire is in `codec`."""
+"""Every message that passes between processes; those to the workers are in `plans`. The wire form is in `codec`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from typing import get_args
 
 import numpy as np
 
-from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, MessageError, U8s, U16s, U32s, U64s, adds_up, same_length
-
-
-class Row(enum.IntFlag):
-    """Flags of a row of a `StepPlan`."""
-
-    SAMPLE = 1  # an id is sampled after the row's last token
-    FIRST = 2  # first chunk of a slot: the slot's old state is dropped, its parameters are in the plan
-    FROM_SLOT = 4  # the input is the id that the slot sampled last (count is 1)
-    LOGITS = 8  # every rank answers with its slice of the logits of all the row's tokens
-    MASKED = 16  # sampled under a grammar: the ids allowed come in the step's `SampleMasks`
-    SCORE = 32  # logprobs of ids that are given are wanted: the row's `targets`
+from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, U8s, U16s, U32s, U64s, adds_up, same_length
+from tpserve.plans import Row as Row
+from tpserve.plans import SampleMasks as SampleMasks
+from tpserve.plans import StepPlan as StepPlan
 
 
 class Finish(enum.IntEnum):
@@ -122,86 +114,6 @@ class Abort:
     choice: I32
 
 
-# coordinator -> workers
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
-    """One step for all ranks. Arrays are parallel per row unless said otherwise.
-
-    A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row order) are appended to the
-    slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT. Those
-    from `starts` to `stop_counts` have one entry per FIRST row: the position of the row's first token (a prefix hit precedes
-    it), the slot's parameters, and of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row
-    order) are all that the slot has, its prompt's first; none where its parameters do not look back. `bias_counts[f]` of
-    `bias_ids` have `bias_values` added to their logits. At positions before `min_lens[f]`, `stop_counts[f]` of the ids in
-    `stop_ids` are not sampled. `logprobs[f]` is as in `Submit`.
-
-    `target_counts` and `target_tops` have one entry per SCORE row: the first so many of the row's tokens have the next ids in
-    `targets` (flat, in row order), whose logprobs are wanted beside those of so many likeliest ids. Pages `copy_to` are
-    overwritten with pages `copy_from` before any key or value of this step is written.
-    """
-
-    step: U64
-    slots: U16s
-    counts: U32s
-    flags: U8s
-    page_counts: U32s
-    pages: I32s
-    ids: I32s
-    starts: U32s
-    seeds: U64s
-    choices: U16s
-    temperatures: F32s
-    top_ks: U32s
-    top_ps: F32s
-    min_ps: F32s
-    repetition_penalties: F32s
-    presence_penalties: F32s
-    frequency_penalties: F32s
-    prompt_counts: U32s
-    logprobs: I32s
-    min_lens: U32s
-    past_counts: U32s
-    bias_counts: U32s
-    stop_counts: U32s
-    past: I32s
-    bias_ids: I32s
-    bias_values: F32s
-    stop_ids: I32s
-    target_counts: U32s
-    target_tops: U32s
-    targets: I32s
-    copy_from: I32s
-    copy_to: I32s
-
-    def __post_init__(self) -> None:
-        same_length(self, "slots", "counts", "flags", "page_counts")
-        same_length(self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps")
-        same_length(self, "starts", "repetition_penalties", "presence_penalties", "frequency_penalties")
-        same_length(self, "starts", "prompt_counts", "logprobs", "min_lens", "past_counts", "bias_counts", "stop_counts")
-        same_length(self, "bias_ids", "bias_values")
-        same_length(self, "target_counts", "target_tops")
-        same_length(self, "copy_from", "copy_to")
-        ids = self.counts[(self.flags & Row.FROM_SLOT) == 0]
-        firsts, scored = (np.count_nonzero(self.flags & flag) for flag in (Row.FIRST, Row.SCORE))
-        wanted = [firsts, self.page_counts.sum(), ids.sum(), scored]
-        if wanted != [len(self.starts), len(self.pages), len(self.ids), len(self.target_counts)]:
-            raise MessageError(f"StepPlan: rows want {wanted} starts, pages, ids and targets")
-        adds_up(self, past_counts="past", bias_counts="bias_ids", stop_counts="stop_ids", target_counts="targets")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleMasks:
-    """The ids that the MASKED rows of a step may sample; comes between that step's plan and the next.
-
-    `words` is (MASKED rows, ceil(vocabulary / 32)), flat, in row order: bit i of word w is id 32 w + i.
-    """
-
-    step: U64
-    words: U32s
-
-
 # worker -> coordinator
 
 
@@ -230,7 +142,7 @@ class StepResult:
     all_gathers: U32
 
 
-STEP_PARTS = ("wait", "prepare", "forward", "collective", "sample")
+STEP_PARTS = ("plan", "reply", "prepare", "linear", "attention", "rows", "other", "wait", "transfer", "sample")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

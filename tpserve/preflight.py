@@ -48,6 +48,7 @@ def resolve(settings: Settings) -> Deployment:
 
 def _resolve(settings: Settings) -> Deployment:
     device, chat_template, api_keys = _device(settings), _chat_template(settings), keys.load(settings)
+    _check_target(settings)
     _check_kv_cache_dtype(settings, None)
     files = source.describe(settings)
     config = folder.read_json(files.path / "config.json")
@@ -91,6 +92,11 @@ def _resolve(settings: Settings) -> Deployment:
             *sizes.notes,
         ),
     )
+
+
+def _check_target(settings: Settings) -> None:
+    if settings.target_itl_ms is not None and not settings.enable_chunked_prefill:
+        raise UserError("--target-itl-ms shares out prompts over steps: leave --no-enable-chunked-prefill out")
 
 
 def _chat_template(settings: Settings) -> str | None:

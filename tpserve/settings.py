@@ -168,6 +168,11 @@ class Settings(BaseModel):
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Flag("--device", section="model"), Field(description="Where the workers compute.")
     ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "native", "torch"],
+        Flag("--kernels", section="model"),
+        Field(description="What computes on a CPU: auto is the native kernels where they were built, else plain torch."),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "half", "float16", "float32", "float"],
         Flag("--dtype", section="model"),
@@ -206,6 +211,14 @@ class Settings(BaseModel):
         Flag("--max-num-batched-tokens", section="scheduler"),
         Field(description="Most tokens in one step; auto is 512 on a CPU, 8192 on a GPU."),
     ] = "auto"
+    target_itl_ms: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Flag("--target-itl-ms", section="scheduler"),
+        Field(
+            description="Milliseconds between an answer's tokens to hold by sharing out prompt work and by admitting fewer;"
+            " default: steps as large as they may be."
+        ),
+    ] = None
     enable_chunked_prefill: Annotated[
         bool,
         Flag("--enable-chunked-prefill", section="scheduler"),

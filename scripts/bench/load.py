@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-VOCABULARY = 49152
+VOCABULARY = 49152  # the demo model's
 FIRST_PLAIN_ID = 256  # below are mostly special and single-byte tokens
 
 
@@ -39,9 +39,9 @@ class Launched:
         self.process.wait(60)
 
 
-def prompts(count: int, tokens: int) -> list[list[int]]:
+def prompts(count: int, tokens: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
     """Random token ids, new at each call."""
-    return [[random.randrange(FIRST_PLAIN_ID, VOCABULARY) for _ in range(tokens)] for _ in range(count)]
+    return [random.choices(range(FIRST_PLAIN_ID, vocabulary), k=tokens) for _ in range(count)]
 
 
 async def complete(client: httpx.AsyncClient, prompt: list[int], output_tokens: int, **more: Any) -> None:
@@ -53,15 +53,22 @@ async def complete(client: httpx.AsyncClient, prompt: list[int], output_tokens: 
         raise SystemExit(f"wanted {output_tokens} tokens: {answer.text[:200]}")
 
 
-def throughput(url: str, batch: list[list[int]], output_tokens: int, **more: Any) -> float:
-    """Output tokens per second of the whole batch sent at once."""
+def latencies(url: str, requests: list[tuple[list[int], int]]) -> list[float]:
+    """Seconds until each of the requests, (prompt, output tokens), is answered, all sent at once."""
 
-    async def run() -> float:
-        async with httpx.AsyncClient(
-            base_url=url, timeout=600, trust_env=False, limits=httpx.Limits(max_connections=None)
-        ) as client:
-            began = time.perf_counter()
-            await asyncio.gather(*(complete(client, prompt, output_tokens, **more) for prompt in batch))
-            return len(batch) * output_tokens / (time.perf_counter() - began)
+    async def timed(client: httpx.AsyncClient, prompt: list[int], output_tokens: int) -> float:
+        began = time.perf_counter()
+        await complete(client, prompt, output_tokens)
+        return time.perf_counter() - began
+
+    async def run() -> list[float]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as client:
+            return list(await asyncio.gather(*(timed(client, *request) for request in requests)))
 
     return asyncio.run(run())
+
+
+def throughput(url: str, requests: list[tuple[list[int], int]]) -> float:
+    """Output tokens per second of all the requests, sent at once."""
+    return sum(tokens for _, tokens in requests) / max(latencies(url, requests))

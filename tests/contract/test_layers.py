@@ -15,7 +15,8 @@ HEAVY = ("torch", "transformers")
 
 # What of the project a module may import at most; a package stands for all that is in it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "tpserve.messages": ("tpserve.codec",),
+    "tpserve.messages": ("tpserve.codec", "tpserve.plans"),
+    "tpserve.plans": ("tpserve.codec",),
     "tpserve.settings": (),
     "tpserve.board": (),
     "tpserve.codec": (),
@@ -52,6 +53,7 @@ WITH_TORCH = (
     "tpserve.parallel.collectives",
     "tpserve.parallel.distributed",
     "tpserve.parallel.shared_memory",
+    "tpserve.parallel.shared_memory_native",
     "tpserve.checkpoint.weights",
     "tpserve.checkpoint.gguf.convert",
     "tpserve.checkpoint.gguf.families",

@@ -1,13 +1,22 @@
-"""scripts/setup in a scratch checkout whose .venv is a stub, so that nothing is installed; and what the scripts refuse."""
+"""scripts/setup in a scratch checkout whose .venv is a stub, so that nothing is installed; what the scripts refuse; what the
+load client of scripts/bench makes of a stream.
+"""
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
 # Answers the calls of scripts/setup: notes the arguments of pip and prints the CUDA version of the torch that "is installed".
@@ -142,3 +151,52 @@ def test_setup_with_an_old_python_exits_2_and_names_it(checkout: Checkout, monke
     result = checkout.setup()
     assert result.returncode == 2
     assert "Python 3.11 or newer is needed, python-old is Python 3.10.9" in result.stderr
+
+
+# As servers stream: an event is a chunk; llama.cpp closes with an event that has a reason and no token.
+EVENTS = [
+    {"choices": [{"text": "a", "finish_reason": None}]},
+    {"choices": [{"text": "", "finish_reason": None}]},  # of half a character
+    {"choices": [{"text": "\u00bd", "finish_reason": None}]},
+    {"choices": [{"text": "", "finish_reason": "length"}]},
+    {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}},
+]
+
+
+def http(events: list[dict[str, object]], last: bytes = b"data: [DONE]\n\n") -> bytes:
+    """A streamed answer, in chunks."""
+    lines = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [last]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(line), line) for line in lines)
+    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts/bench"))
+        yield importlib.import_module("client")
+
+
+@given(cuts=st.sets(st.integers(1, len(http(EVENTS)) - 1)))
+def test_load_client_stamps_each_event_with_the_piece_that_ends_it(client: ModuleType, cuts: set[int]) -> None:
+    raw = http(EVENTS)
+    edges = [0, *sorted(cuts), len(raw)]
+    answer = client.read(0.0, [(float(end), raw[start:end]) for start, end in itertools.pairwise(edges)])
+    ends = [raw.index(json.dumps(event).encode()) + len(json.dumps(event)) + 1 for event in EVENTS[:3]]
+    assert answer.events == [min(edge for edge in edges if edge >= end) for end in ends]
+    assert (answer.prompt_tokens, answer.tokens) == (5, 3)
+
+
+@pytest.mark.parametrize("raw", [http(EVENTS, last=b""), b"HTTP/1.1 500 Oops\r\n\r\n", b""])
+def test_load_client_with_an_answer_that_is_not_whole_stops_the_benchmark(client: ModuleType, raw: bytes) -> None:
+    with pytest.raises(SystemExit, match="not a whole stream"):
+        client.read(0.0, [(1.0, raw)])
+
+
+def test_load_client_figures_of_known_answers_are_their_medians(client: ModuleType) -> None:
+    def answer(first: float, gap: float) -> object:
+        return client.Answer(4, 3, 10.0, [10 + first, 10 + first + gap, 10 + first + 2 * gap])
+
+    found = client.figures([answer(0.5, 0.25), answer(1.0, 0.125), answer(2.0, 0.0625)], seconds=4.5)
+    assert (found.tok_s, found.ttft_ms, found.tpot_ms) == (2.0, 1000.0, 125.0)
+    assert (found.itl_p50_ms, found.itl_p99_ms) == (125.0, 250.0)

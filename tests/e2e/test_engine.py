@@ -170,7 +170,7 @@ def test_greedy_step_makes_two_collectives_a_layer_and_one(tiny_server: Server, 
     def counts() -> tuple[float, float, float]:
         names = ("tpserve_step_seconds_count", "tpserve_collectives_total", "tpserve_plan_bytes_total")
         wait_for(lambda: tiny_server.metric("tpserve_requests_running") == 0, 5, "idleness")
-        steps = tiny_server.metric(names[0], part="forward")
+        steps = tiny_server.metric(names[0], part="linear")
         return steps, tiny_server.metric(names[1]), tiny_server.metric(names[2])
 
     tiny_server.complete(prompt, max_tokens=1, temperature=0)

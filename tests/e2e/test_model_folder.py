@@ -44,7 +44,9 @@ def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder
 
 @pytest.fixture(scope="module")
 def server(folder: Folder) -> Iterator[Server]:
-    with Server("--model", folder.path, "--tp", "2", "--dtype", "float32", "--kv-cache-memory", "64MiB") as started:
+    """Without the native kernels, on which the other servers run."""
+    plain = "--dtype", "float32", "--kv-cache-memory", "64MiB", "--kernels", "torch"
+    with Server("--model", folder.path, "--tp", "2", *plain) as started:
         yield started
 
 

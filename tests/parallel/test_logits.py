@@ -38,11 +38,16 @@ SLOW = pytest.mark.slow
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW)]
+    scope="module",
+    params=[
+        *(pytest.param((tp, "auto"), marks=() if tp == 2 else SLOW, id=f"{tp}") for tp in (1, 2, 3, 4)),
+        *(pytest.param((tp, "torch"), marks=SLOW, id=f"{tp}-torch") for tp in (1, 3)),
+    ],
 )
 def group(request: pytest.FixtureRequest, folder: Path) -> Iterator[WorkerGroup]:
+    tp, kernels = request.param
     settings = Settings(
-        model=str(folder), tp=request.param, dtype="float32", device="cpu", block_size=PAGE, kv_cache_memory=8 * 2**20,
+        model=str(folder), tp=tp, kernels=kernels, dtype="float32", device="cpu", block_size=PAGE, kv_cache_memory=8 * 2**20,
         max_model_len=96, max_num_seqs=16, max_num_batched_tokens=64,
     )  # fmt: skip
     with WorkerGroup(resolve(settings), pages=PAGES) as workers:

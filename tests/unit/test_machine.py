@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,12 @@ def test_cores_without_a_quota_are_those_of_the_affinity(tmp_path: Path) -> None
         "proc/self/cgroup": "1:cpu:/\n0::/a\n", f"{V2}/cpu.max": "max 100000", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"
     }  # fmt: skip
     assert machine.cores(tree(tmp_path, unlimited)) == len(os.sched_getaffinity(0))
+
+
+def test_short_turns_leave_nice_value_and_policy_alone() -> None:
+    code = (
+        "import os; from tpserve.machine import take_short_turns; os.nice(3); take_short_turns();"
+        "print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0) == os.SCHED_OTHER)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["3", "True"]

@@ -310,6 +310,12 @@ def test_unreadable_file_is_refused_by_path(model: Path, monkeypatch: pytest.Mon
     assert refusal(model=str(model)) == f"cannot read {model / 'config.json'}: Permission denied"
 
 
+def test_target_for_gaps_without_chunks_is_refused_by_both_names(tiny_model: Path) -> None:
+    text = refusal(model=str(tiny_model), target_itl_ms=60, enable_chunked_prefill=False)
+    assert "--target-itl-ms" in text
+    assert "--no-enable-chunked-prefill" in text
+
+
 def test_impossible_size_is_refused_with_the_sizes_that_work(tiny_model: Path) -> None:
     assert refusal(model=str(tiny_model), tp=18).endswith("sizes that work: 1 to 17")
     assert resolve(Settings(model=str(tiny_model), tp=17)).settings.tp == 17

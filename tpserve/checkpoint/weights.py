@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tpserve.checkpoint.headers import scan
-from tpserve.kernels.linear import pack
-from tpserve.model.decoder import LayerWeights, Norm, Weights
+from tpserve.kernels.interface import Kernels, Matrix, Norm
+from tpserve.model.decoder import LayerWeights, Weights
 from tpserve.model.families import Layout, Param, family, held
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import Shard, Span
@@ -74,23 +74,23 @@ def load(
     source: Source,
     device: torch.device,
     storage: torch.dtype,
-    compute: torch.dtype,
+    kernels: Kernels,
     progress: Progress,
 ) -> Weights:
-    """The rank's parameters on `device`: products in `storage`, norms and biases in the dtype they are used in.
+    """The rank's parameters on `device`: products in `storage`, packed for `kernels`; norms and biases in float32.
 
     `progress` is called with the bytes kept so far.
     """
-    return _Loader(spec, shard, source, device, storage, compute, progress).weights()
+    return _Loader(spec, shard, source, device, storage, kernels, progress).weights()
 
 
 class _Loader:
     def __init__(
         self, spec: ModelSpec, shard: Shard, source: Source, device: torch.device,
-        storage: torch.dtype, compute: torch.dtype, progress: Progress,
+        storage: torch.dtype, kernels: Kernels, progress: Progress,
     ):  # fmt: skip
         self.spec, self.shard, self.source, self.device = spec, shard, source, device
-        self.storage, self.compute, self.progress = storage, compute, progress
+        self.storage, self.kernels, self.progress = storage, kernels, progress
         self.done_bytes = 0
 
     def weights(self) -> Weights:
@@ -103,7 +103,7 @@ class _Loader:
             embed=self._whole(top["embed"]),
             layers=tuple(self._layer(_Parts(self, layer, number)) for number in range(self.spec.num_layers)),
             norm=norm,
-            head=pack(head),
+            head=self.kernels.pack(head),
         )
 
     def _layer(self, parts: _Parts) -> LayerWeights:
@@ -112,14 +112,14 @@ class _Loader:
         return LayerWeights(
             attn_norm=attn_norm,
             wqkv=parts.product("wqkv", "wq", "wk", "wv"),
-            bqkv=parts.fused(self.compute, "bqkv", "bq", "bk", "bv"),
+            bqkv=parts.fused(torch.float32, "bqkv", "bq", "bk", "bv"),
             qk_norm=parts.qk_norm(),
             wo=parts.product("wo"),
             bo=parts.fused(torch.float32, "bo"),
             attn_out_norm=parts.norm("attn_out_norm"),
             mlp_norm=parts.norm("mlp_norm"),
-            w_up=parts.product("w_gate", "w_up"),
-            b_up=parts.fused(self.compute, "b_gate", "b_up"),
+            w_up=parts.product("w_gate", "w_up", gated=self.spec.gated_mlp),
+            b_up=parts.fused(torch.float32, "b_gate", "b_up"),
             w_down=parts.product("w_down"),
             b_down=parts.fused(torch.float32, "b_down"),
             mlp_out_norm=parts.norm("mlp_out_norm"),
@@ -159,13 +159,16 @@ class _Parts:
     layer: int | None
 
     def fused(self, dtype: torch.dtype, *names: str) -> Tensor | None:
-        parts = [self.loader.part(self.params[name], self.layer, dtype) for name in names if name in self.params]
-        kept = [part for part in parts if part is not None]
+        kept = self._held(dtype, *names)
         return torch.cat(kept) if len(kept) > 1 else next(iter(kept), None)
 
-    def product(self, *names: str) -> Tensor | None:
-        weight = self.fused(self.loader.storage, *names)
-        return None if weight is None else pack(weight)
+    def product(self, *names: str, gated: bool = False) -> Matrix | None:
+        kept = self._held(self.loader.storage, *names)
+        return self.loader.kernels.pack(*kept, gated=gated) if kept else None
+
+    def _held(self, dtype: torch.dtype, *names: str) -> list[Tensor]:
+        parts = [self.loader.part(self.params[name], self.layer, dtype) for name in names if name in self.params]
+        return [part for part in parts if part is not None]
 
     def norm(self, name: str) -> Norm | None:
         weight = self.fused(torch.float32, name)

@@ -6,11 +6,13 @@ import zmq
 
 from tpserve.child import Control, begin, run
 from tpserve.coordinator.process import Coordinator
+from tpserve.machine import take_short_turns
 
 
 def main() -> int:
     """The exit status; it ends only by a failure, or is killed."""
     charge = begin(sys.argv)
+    take_short_turns()
     context = zmq.Context[zmq.Socket[bytes]]()
     control = Control(charge, context)
     coordinator = Coordinator(charge, control, context)

@@ -24,12 +24,15 @@ class Capacity:
     prefix_caching: bool
     by_priority: bool  # who is admitted first, and preempted last
     max_queue: int | None  # most requests that wait
+    target_itl_s: float | None = None  # between an answer's tokens; None: steps are as large as they may be
 
     def __post_init__(self) -> None:
         pages = pages_for(self.max_model_len, self.page_size)
         if pages > self.num_pages:
             raise ValueError(f"{self.max_model_len} tokens take {pages} pages of {self.page_size}; there are {self.num_pages}")
         least = self.max_num_seqs if self.chunked_prefill else max(self.max_num_seqs, self.max_model_len)
+        if self.target_itl_s is not None and not self.chunked_prefill:
+            raise ValueError("a target for the gaps between tokens needs chunked prefill")
         if self.max_num_batched_tokens < least:
             raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}; at least {least} is needed")
 

@@ -16,16 +16,17 @@ class ProtocolError(ValueError):
 
 
 class Flight(NamedTuple):
-    """One plan in flight. By the time its result comes, a row's slot may have another sequence."""
+    """One plan in flight. By the time its result comes, a row's slot may have another sequence: its stay is over."""
 
     step: int
-    sampled: list[Sequence]  # as in `Draft`
+    slots: np.ndarray  # intp: of the rows that sample
+    stays: np.ndarray  # of these slots, as in `Batch`
     scored: list[Scored]
     masked: list[Sequence]  # emptied when their masks are made
 
     def check(self, result: StepResult) -> None:
         """Raise ProtocolError unless the result has what the plan asks for."""
-        num_rows, num_targets = len(self.sampled), sum(row.num_targets for row in self.scored)
+        num_rows, num_targets = len(self.slots), sum(row.num_targets for row in self.scored)
         if len(result.ids) != num_rows:
             raise ProtocolError(f"result of step {self.step} has {len(result.ids)} ids for {num_rows} rows")
         if len(result.scores.counts) not in (0, num_rows):
@@ -46,15 +47,14 @@ class Flight(NamedTuple):
         self.masked.clear()
         return SampleMasks(self.step, words.reshape(-1))
 
-    def token_scores(self, found: Scores) -> Scores:
-        """Those of the rows whose sequences have not ended; none at all if none of these has any."""
+    def token_scores(self, found: Scores, live: np.ndarray) -> Scores:
+        """Those of the `live` rows, whose stays are not over; none at all if none of these has any."""
         if not len(found.ids):
             return NO_SCORES
-        wanted = np.array([not sequence.ended for sequence in self.sampled])
-        entries = np.repeat(wanted, found.counts)
+        entries = np.repeat(live, found.counts)
         if not entries.any():
             return NO_SCORES
-        return Scores(found.counts[wanted], found.ids[entries], found.logprobs[entries])
+        return Scores(found.counts[live], found.ids[entries], found.logprobs[entries])
 
     def prompt_scores(self, found: Scores) -> list[PromptScores]:
         """What of the prompts was not scored before, for requests that are still open."""

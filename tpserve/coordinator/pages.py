@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 _DIGEST_BYTES = 16
+_PAGE, _SALT = b"page", b"salt"  # what is digested
 
 
 class PagePool:
@@ -25,7 +26,7 @@ class PagePool:
     def __init__(self, total: int, page_size: int, secret: bytes):
         self.total = total
         self._page_size = page_size
-        self._secret = secret
+        self._hashes = {kind: hashlib.blake2b(digest_size=_DIGEST_BYTES, key=secret, person=kind) for kind in (_PAGE, _SALT)}
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._digests: list[bytes | None] = [None] * total
@@ -87,14 +88,14 @@ class PagePool:
 
     def root(self, salt: str) -> bytes:
         """What the digests of a sequence with that salt begin with."""
-        return self._digest(salt.encode(), b"salt") if salt else b""
+        return self._digest(salt.encode(), _SALT) if salt else b""
 
     def extend_digests(self, digests: list[bytes], root: bytes, ids: array[int], count: int) -> None:
         """Append to a sequence's page digests until there are `count`, which its ids must fill."""
         size = self._page_size
         for i in range(len(digests), count):
             parent = digests[i - 1] if i else root
-            digests.append(self._digest(parent + ids[i * size : (i + 1) * size].tobytes(), b"page"))
+            digests.append(self._digest(parent + ids[i * size : (i + 1) * size].tobytes(), _PAGE))
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
         """The indexed pages of the longest beginning of this chain of digests."""
@@ -139,7 +140,9 @@ class PagePool:
 
     def _digest(self, content: bytes, kind: bytes) -> bytes:
         """One kind's digests are no other's, whatever a client calls its salt."""
-        return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=self._secret, person=kind).digest()
+        hash_ = self._hashes[kind].copy()
+        hash_.update(content)
+        return hash_.digest()
 
     def _evict(self) -> None:
         digest = self._digests[next(iter(self._cached))]

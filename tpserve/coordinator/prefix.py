@@ -35,11 +35,11 @@ class Prefixes:
         full, rest = divmod(shared, self._page_size)
         return Prefix(leader.pages[:full], shared, leader.pages[full] if rest else None)
 
-    def publish(self, sequence: Sequence) -> None:
-        """Offer its pages to the index that are full of known ids and computed, in steps already planned."""
+    def publish(self, sequence: Sequence, num_computed: int) -> None:
+        """Offer its full pages to the index; so many of its ids are its own and computed, in steps already planned."""
         if not self._is_on:
             return
-        full = min(sequence.num_computed, len(sequence.ids)) // self._page_size
+        full = num_computed // self._page_size
         self._pool.extend_digests(sequence.digests, sequence.request.root, sequence.ids, full)
         for index in range(sequence.num_published, full):
             self._pool.publish(sequence.pages[index], sequence.digests[index])

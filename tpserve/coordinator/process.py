@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-import numpy as np
 import zmq
 
 from tpserve.child import Charge, Control
@@ -54,7 +53,6 @@ class Coordinator:
         self._grammars = Grammars(charge.deployment)
         self._ranks = [str(rank).encode() for rank in range(charge.deployment.settings.tp)]
         self._plan_bytes = self._all_reduces = self._all_gathers = 0
-        self._waits: list[float] = []  # seconds in the queue, of choices planned since the last Tokens
         self._was_idle = True
         self._next_stats_s = 0.0
 
@@ -165,17 +163,15 @@ class Coordinator:
             raise _unexpected(message, f"rank {rank}, while serving")
         self._all_reduces += message.all_reduces
         self._all_gathers += message.all_gathers
-        prompt_scores, tokens = self._scheduler.result(message)
+        prompt_scores, tokens = self._scheduler.result(message, time.monotonic())
         for scores in prompt_scores:
             self._to_frontend(scores)
-        self._to_frontend(dataclasses.replace(tokens, waits=np.array(self._waits, np.float32)))
-        self._waits.clear()
+        self._to_frontend(tokens)
 
     def _plan_steps(self) -> None:
         """Plan what can be planned; between two plans come the first one's masks."""
         self._send_masks()
-        while (plan := self._scheduler.plan()) is not None:
-            self._waits += self._scheduler.take_waits(time.monotonic())
+        while (plan := self._scheduler.plan(time.monotonic())) is not None:
             self.step = plan.step
             self._to_workers(plan)
             self._beats.step(plan.step)
@@ -190,7 +186,8 @@ class Coordinator:
         data = encode(message, self._charge.epoch)
         for rank in self._ranks:
             try:
-                self._plans.send_multipart([rank, data])
+                self._plans.send(rank, zmq.SNDMORE)
+                self._plans.send(data)
             except zmq.ZMQError as error:
                 raise ProtocolError(f"rank {rank.decode()} is gone before step {message.step}: {error}") from None
         self._plan_bytes += len(data)
@@ -242,6 +239,7 @@ def capacity(deployment: Deployment, num_pages: int) -> Capacity:
             prefix_caching=settings.enable_prefix_caching,
             by_priority=settings.scheduling_policy == "priority",
             max_queue=settings.max_queue,
+            target_itl_s=None if settings.target_itl_ms is None else settings.target_itl_ms / 1000,
         )
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -12,14 +12,16 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from tpserve.coordinator.batch import Batch
 from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.draft import Draft
 from tpserve.coordinator.flight import Flight, ProtocolError
+from tpserve.coordinator.forecast import Forecast
+from tpserve.coordinator.pace import Pace
 from tpserve.coordinator.pages import PagePool
 from tpserve.coordinator.prefix import Prefixes
 from tpserve.coordinator.queue import Queue
@@ -41,7 +43,6 @@ from tpserve.messages import (
 WINDOW = 2  # plans in flight: the workers have the next one when they end a step
 
 _ALL_CHOICES = -1
-_order = attrgetter("order")
 
 
 class Outcome(NamedTuple):
@@ -63,12 +64,13 @@ class Scheduler:
         self._step = 0
         self._in_flight: deque[Flight] = deque()
         self._arrivals = 0
-        self._begun_s: list[float] = []  # arrivals of the choices planned first since `take_waits`
+        self._waits: list[float] = []  # seconds in the queue, of choices planned first since the last result
         self._open: dict[int, Request] = {}  # by number
         self._queue = Queue(capacity.by_priority, capacity.max_queue)
         self._refused: list[Refused] = []  # since `take_refused`
-        self._running: dict[int, Sequence] = {}  # slot -> sequence, in order of admission
-        self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
+        self._pace = None if capacity.target_itl_s is None else Pace(capacity.target_itl_s, capacity.max_num_batched_tokens)
+        self._forecast = Forecast()
+        self._batch = Batch(capacity.max_num_seqs, capacity.page_size, vocab_size)
         self._preemptions = 0
         self._prefix_hit_tokens = 0
 
@@ -77,7 +79,7 @@ class Scheduler:
     def submit(self, submit: Submit, arrived_s: float = 0.0, matchers: Iterable[Matcher] = ()) -> Refused | None:
         """Queue the request's choices, or say why they can never be served. Raises ProtocolError for a malformed one.
 
-        `arrived_s` is the time, by the clock of `expire` and `take_waits`. `matchers` has one for each choice, if the
+        `arrived_s` is the time, by the clock of `expire` and `plan`. `matchers` has one for each choice, if the
         request has a grammar.
         """
         choices: list[int] = submit.choices.tolist()
@@ -114,30 +116,29 @@ class Scheduler:
 
     # What goes to the workers, and comes back
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, now_s: float = 0.0) -> StepPlan | None:
         """The next step, or None when the window is full or no sequence can advance."""
         if len(self._in_flight) == WINDOW:
             return None
         assert not self._in_flight or not self._in_flight[0].masked, "a step's masks come before the next plan"
         self._make_room()
-        draft = Draft(self._step + 1, self._capacity.max_num_batched_tokens)
-        self._plan_decodes(draft)
+        decodes = self._batch.decode(self._pool.take)
+        draft = Draft(self._step + 1, self._capacity.max_num_batched_tokens, now_s, decodes)
+        if self._pace is not None:
+            draft.budget = min(draft.budget, self._pace.share(draft.num_decodes))
         self._plan_running_chunk(draft)
         self._plan_admissions(draft)
         plan = draft.finish()
         if plan is None:
             return None
         for sequence in draft.chunks:  # only now, so that a page is hit in a later step than it is computed in
-            self._prefixes.publish(sequence)
+            self._prefixes.publish(sequence, sequence.num_prefilled)
+        if self._pace is not None:
+            self._pace.planned(draft.num_decodes, len(plan.ids), now_s)
         self._step = plan.step
-        self._in_flight.append(Flight(plan.step, draft.sampled, draft.scored, draft.masked))
+        slots = draft.sampled
+        self._in_flight.append(Flight(plan.step, slots, self._batch.stays[slots], draft.scored, draft.masked))
         return plan
-
-    def take_waits(self, now_s: float) -> list[float]:
-        """Seconds in the queue of each choice that was planned for the first time since the last call."""
-        waits = [now_s - arrived_s for arrived_s in self._begun_s]
-        self._begun_s.clear()
-        return waits
 
     def masks(self) -> SampleMasks | None:
         """The masks of the oldest plan in flight, once; None when it has none. They come before the next plan.
@@ -146,38 +147,40 @@ class Scheduler:
         """
         return self._in_flight[0].masks(self._mask_words) if self._in_flight else None
 
-    def result(self, result: StepResult) -> Outcome:
+    def result(self, result: StepResult, now_s: float = 0.0) -> Outcome:
         """Take in what the oldest plan in flight brought. Raises ProtocolError when the result is not that plan's."""
         if not self._in_flight or self._in_flight[0].step != result.step:
             raise ProtocolError(f"result of step {result.step} came; in flight are {[plan.step for plan in self._in_flight]}")
         flight = self._in_flight.popleft()
         flight.check(result)
-        prompt_scores, token_scores = flight.prompt_scores(result.target_scores), flight.token_scores(result.scores)
-        live: list[Sequence] = []
-        ids, finishes = array("i"), bytearray()
-        size, begun, goes_on = self._page_size, 1 % self._page_size, int(Finish.NONE)
-        for sequence, token in zip(flight.sampled, result.ids.tolist(), strict=True):
-            if sequence.ended:  # aborted, or this is its ghost row
-                continue
-            live.append(sequence)
-            ids.append(token)
-            known = sequence.ids
-            known.append(token)
-            if len(known) % size == begun:  # the id begins a page: the one before is complete
-                self._prefixes.publish(sequence)
-            may_end = token in sequence.stop_ids or len(known) == sequence.max_len or token < 0 or sequence.matcher is not None
-            finishes.append(self._finish(sequence) if may_end else goes_on)
+        if self._pace is not None:
+            self._pace.done(now_s)
+        batch, slots, ids = self._batch, flight.slots, result.ids
+        live = batch.stays[slots] == flight.stays  # the others were aborted, or are ghosts
+        prompt_scores, token_scores = flight.prompt_scores(result.target_scores), flight.token_scores(result.scores, live)
+        if np.count_nonzero(live) < len(live):
+            slots, ids = slots[live], ids[live]
+        finishes = np.zeros(len(ids), np.uint8)
+        taken = batch.take(slots, ids)
+        for slot in slots[taken.filled].tolist():
+            sequence = batch.updated(slot)
+            if sequence.is_running:
+                self._prefixes.publish(sequence, len(sequence.ids) - 1)
+        for row in taken.suspects:
+            finishes[row] = self._finish(batch.updated(int(slots[row])))
+        batch.let_go()
         tokens = Tokens(
             step=result.step,
-            requests=np.array([sequence.request.submit.request for sequence in live], np.uint64),
-            choices=np.array([sequence.choice for sequence in live], np.uint16),
-            ids=np.asarray(ids),
-            finishes=np.asarray(finishes),
-            cached=np.array([sequence.cached for sequence in live], np.uint32),
+            requests=batch.requests[slots],
+            choices=batch.choices[slots],
+            ids=ids,
+            finishes=finishes,
+            cached=batch.cached[slots],
             scores=token_scores,
             seconds=result.seconds,
-            waits=np.empty(0, np.float32),  # a clock's matter: the process fills it in
+            waits=np.array(self._waits, np.float32),
         )
+        self._waits.clear()
         return Outcome(prompt_scores, tokens)
 
     @property
@@ -189,7 +192,7 @@ class Scheduler:
     def stats(self) -> Stats:
         """Its part of the statistics; what was sent to the workers and counted there is 0."""
         return Stats(
-            running=len(self._running),
+            running=self._batch.num_running,
             waiting=len(self._queue),
             pages_used=self._pool.used,
             pages_total=self._pool.total,
@@ -202,13 +205,13 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless pages, slots and queues agree."""
-        running = list(self._running.values())
-        self._pool.check([sequence.pages for sequence in running])
-        for sequence in running:
-            open_pages = sequence.pages[sequence.num_computed // self._page_size :]
+        running = {slot: sequence for slot, sequence in self._batch.sequences.items() if sequence.is_running}
+        self._pool.check([sequence.pages for sequence in running.values()])
+        for slot, sequence in running.items():
+            open_pages = sequence.pages[self._batch.num_computed(slot) // self._page_size :]
             assert not self._pool.is_shared(open_pages), "a page that will be written to is shared"
-        assert sorted([*self._running, *self._free_slots]) == list(range(self._capacity.max_num_seqs)), "slots were lost"
-        self._queue.check(list(self._open.values()), running)
+        self._batch.check()
+        self._queue.check(list(self._open.values()), list(running.values()))
 
     # Arrival and end
 
@@ -246,92 +249,86 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """Give up what the sequence holds; results still outstanding for it will be dropped."""
         sequence.ended = True
-        if sequence.slot is None:
-            self._queue.count_ended()
+        if sequence.is_running:
+            self._pool.release(sequence.pages)
+            self._forecast.ended(len(sequence.ids) - sequence.num_prompt)
         else:
-            self._vacate(sequence)
+            self._queue.count_ended()
+        if sequence.slot is not None:
+            self._batch.end(sequence)
         request = sequence.request
         del request.choices[sequence.choice]
         if not request.choices:
             del self._open[request.submit.request]
             self._queue.close(request)
 
-    def _vacate(self, sequence: Sequence) -> None:
-        """Free slot and pages. Steps in flight may still write to them, but run before any plan that gives them away."""
-        assert sequence.slot is not None
-        del self._running[sequence.slot]
-        self._free_slots.append(sequence.slot)
-        self._pool.release(sequence.pages)
-        sequence.stop()
-
     # Running sequences
 
     def _make_room(self) -> None:
         """Preempt until every decode row that begins a page can have one."""
-        if self._pool.available >= len(self._running):
+        if self._pool.available >= self._batch.num_running:
             return
-        beginners = [sequence for sequence in self._running.values() if self._begins_page(sequence)]
-        while len(beginners) > self._pool.available:
-            last = max(self._running.values(), key=_order)
-            self._preempt(last)
-            beginners = [sequence for sequence in beginners if sequence is not last]
+        while self._batch.num_beginning_pages() > self._pool.available:
+            running = [slot for slot, sequence in self._batch.sequences.items() if sequence.is_running]
+            self._preempt(max(running, key=lambda slot: self._batch.sequences[slot].order))
 
-    def _begins_page(self, sequence: Sequence) -> bool:
-        """Whether the next plan has a decode row for it that begins a page."""
-        decodes = sequence.samples_left > 0 and not sequence.is_prefilling()
-        return decodes and sequence.num_computed % self._page_size == 0
+    def _preempt(self, slot: int) -> None:
+        """Put it back in the queue; what was computed of it is lost, unless its pages survive in the prefix index.
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Put it back in the queue; what was computed of it is lost, unless its pages survive in the prefix index."""
-        self._prefixes.publish(sequence)
-        self._vacate(sequence)
+        Steps in flight may still write to its pages, as to those of who ended, but run before any plan that gives them away.
+        """
+        sequence = self._batch.updated(slot)
+        self._prefixes.publish(sequence, self._batch.num_computed(slot))
+        self._pool.release(sequence.pages)
+        self._batch.preempt(sequence)
         self._queue.add(sequence)
         self._preemptions += 1
-
-    def _plan_decodes(self, draft: Draft) -> None:
-        """A row for each running sequence whose known ids are computed and which still has ids to sample."""
-        rows = [row for row in self._running.values() if row.samples_left and row.num_computed >= row.num_prefill]
-        page_size, page_counts, new_pages = self._page_size, [0] * len(rows), []
-        for index, row in enumerate(rows):
-            if not row.num_computed % page_size:
-                page_counts[index] = 1
-                new_pages += self._pool.take(1)
-                row.pages.append(new_pages[-1])
-            row.num_computed += 1
-            row.samples_left -= 1
-        draft.add_decodes(rows, page_counts, new_pages)
+        self._forecast.preempted()
 
     def _plan_running_chunk(self, draft: Draft) -> None:
         """The next chunk of the sequence amid its prefill. Only the last one admitted can be: it took all the budget."""
-        if self._running:
-            newest = next(reversed(self._running.values()))
-            if newest.is_prefilling():
-                self._plan_chunk(draft, newest)
+        newest = next(reversed(self._batch.sequences.values()), None)
+        if newest is not None and newest.is_prefilling():
+            self._plan_chunk(draft, newest)
 
     def _plan_chunk(self, draft: Draft, sequence: Sequence, first: bool = False) -> None:
-        count = min(draft.budget, sequence.num_prefill - sequence.num_computed)
+        count = min(draft.budget, sequence.num_prefill - sequence.num_prefilled)
         draft.add_chunk(sequence, count, first)
-        sequence.num_computed += count
+        sequence.num_prefilled += count
         request = sequence.request
-        request.num_scored = max(request.num_scored, min(sequence.num_computed, request.num_targets))
+        request.num_scored = max(request.num_scored, min(sequence.num_prefilled, request.num_targets))
         if not sequence.is_prefilling():
             sequence.prefilled_at = draft.step
-            sequence.samples_left -= 1
+            self._batch.end_prefill(sequence)
 
     # Admission
 
     def _plan_admissions(self, draft: Draft) -> None:
         """Admit in order while budget, slots and pages last."""
-        if not self._free_slots:
+        if not self._has_place():
             self._turn_away()
         place = 0
-        while draft.budget and self._free_slots and (sequence := self._queue.at(place)) is not None:
+        while draft.budget and self._has_place() and (sequence := self._queue.at(place)) is not None:
             if self._awaits_leader(sequence, draft.step):
                 place += 1  # those behind it need not wait as well
             elif self._admit(sequence, draft):
                 self._queue.admit(place)
             else:
                 return
+
+    def _has_place(self) -> bool:
+        """Whether one more sequence may run, as far as pages are not concerned."""
+        return not self._batch.is_full and (self._pace is None or self._batch.num_running < self._pace.most_running)
+
+    def _overfills(self, sequence: Sequence) -> bool:
+        """Whether pages would run out, as far as can be told, if this one were admitted beside those that run."""
+        num_running = self._batch.num_running
+        if self._pace is None or not num_running:
+            return False
+        newcomer = (sequence.num_prompt, len(sequence.ids) - sequence.num_prompt, sequence.max_len - sequence.num_prompt)
+        all_ = [np.append(lens, new) for lens, new in zip(self._batch.answers(), newcomer)]
+        num_pages = pages_for(self._forecast.most_held(*all_), self._page_size) + num_running  # a page of each is begun
+        return num_pages > self._pool.total
 
     def _turn_away(self) -> None:
         """Slots or pages are wanted: no more than so many requests may wait for them."""
@@ -342,30 +339,29 @@ class Scheduler:
     def _awaits_leader(self, sequence: Sequence, step: int) -> bool:
         """Whether the pages it is to share are being computed."""
         leader = sequence.leader
-        return leader is not None and leader.slot is not None and not leader.can_share(step)
+        return leader is not None and leader.is_running and not leader.can_share(step)
 
     def _admit(self, sequence: Sequence, draft: Draft) -> bool:
         """Give it a slot and pages for all its known ids, and plan its first chunk; False if it must wait."""
-        if sequence.num_outstanding:  # preempted, and not all its ids are known yet
+        if sequence.slot is not None:  # preempted, and not all its ids are known yet
             return False
         prefix = self._prefixes.find(sequence, draft.step)
         if len(sequence.ids) - prefix.tokens > draft.budget and not self._capacity.chunked_prefill:
             return False
         num_new = pages_for(len(sequence.ids), self._page_size) - len(prefix.pages)
         # Without a reserve the others' next pages would soon have to come from this sequence again.
-        reserve = min(len(self._running), self._pool.total // 100 + 1)
-        if num_new + self._pool.num_unreferenced(prefix.pages) + reserve > self._pool.available:
+        reserve = min(self._batch.num_running, self._pool.total // 100 + 1)
+        num_wanted = num_new + self._pool.num_unreferenced(prefix.pages) + reserve
+        if num_wanted > self._pool.available or self._overfills(sequence):
             self._turn_away()
             return False
         self._pool.share(prefix.pages)
         new_pages = self._pool.take(num_new)
         if prefix.partial is not None:
             draft.add_copy(prefix.partial, new_pages[0])
-        slot = self._free_slots.pop()
         if sequence.cached is None:
             self._prefix_hit_tokens += min(prefix.tokens, sequence.num_prompt)
-            self._begun_s.append(sequence.request.group.arrived_s)
-        sequence.start(slot, prefix.pages + new_pages, prefix.tokens, self._page_size)
-        self._running[slot] = sequence
+            self._waits.append(draft.now_s - sequence.request.group.arrived_s)
+        self._batch.admit(sequence, prefix.pages + new_pages, prefix.tokens)
         self._plan_chunk(draft, sequence, first=True)
         return True

@@ -50,22 +50,17 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """What the coordinator knows of a choice. Counts are tokens.
-
-    Because plans are made ahead of their results, a sequence has ids that are *known* (`ids`), tokens whose
-    keys and values are *computed* or planned to be, and samples that are *outstanding*: planned, id not known yet.
-    """
+    """What the coordinator knows of a choice. Counts are tokens. What changes with each id that it decodes is in `Batch`."""
 
     request: Request
     choice: int
     order: tuple[float, int]  # among all sequences: the group's rank, then the order of arrival
-    ids: array[int]  # of type 'i': prompt and generated
+    ids: array[int]  # of type 'i': prompt and generated; while it has a slot, the last few may be missing (`Batch`)
     max_len: int  # most ids it may come to have
     stop_ids: frozenset[int]
     leader: Sequence | None  # another choice of the same prompt, which is prefilled first
     matcher: Matcher | None  # which has taken the generated ids
 
-    samples_left: int = field(init=False)  # samples not planned yet
     cached: int | None = None  # prompt tokens that the first admission found computed
     digests: list[bytes] = field(default_factory=list)  # of the pages' contents, as far as they were needed
     ended: bool = False
@@ -73,13 +68,10 @@ class Sequence:
     # Of one stay in a slot; `start` sets them.
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
-    num_computed: int = 0
     num_prefill: int = 0  # tokens known when it was admitted; what comes after is decoded one by one
+    num_prefilled: int = 0  # of these, how many are computed, or planned to be
     num_published: int = 0  # of its pages, how many were offered to the prefix index
     prefilled_at: int | None = None  # the step that computes the last of them
-
-    def __post_init__(self) -> None:
-        self.samples_left = self.max_len - len(self.ids)
 
     @property
     def num_prompt(self) -> int:
@@ -87,13 +79,13 @@ class Sequence:
         return len(self.request.submit.prompt)
 
     @property
-    def num_outstanding(self) -> int:
-        """Samples that are planned and not known."""
-        return self.max_len - len(self.ids) - self.samples_left
+    def is_running(self) -> bool:
+        """Whether it advances, or could."""
+        return bool(self.pages)
 
     @property
     def most_cached(self) -> int:
-        """How many of its known tokens need not be computed: logits are needed of the last, and where scores are wanted."""
+        """How many of its tokens need not be computed: logits are needed of the last, and where scores are wanted."""
         request = self.request
         return request.num_scored if request.num_scored < request.num_targets else len(self.ids) - 1
 
@@ -101,23 +93,22 @@ class Sequence:
         """Begin a stay in a slot. The first `num_computed` tokens are in the pages already."""
         self.slot = slot
         self.pages = pages
-        self.num_computed = num_computed
         self.num_prefill = len(self.ids)
+        self.num_prefilled = num_computed
         self.num_published = num_computed // page_size
         self.prefilled_at = None
         if self.cached is None:
             self.cached = min(num_computed, self.num_prompt)
 
     def stop(self) -> None:
-        """End the stay: slot and pages have other owners now. Outstanding samples stay so."""
-        self.slot = None
+        """End the stay: its pages have other owners now, and so has the slot when no id is outstanding."""
         self.pages = []
-        self.num_computed = self.num_prefill = self.num_published = 0
+        self.num_prefill = self.num_prefilled = self.num_published = 0
         self.prefilled_at = None
 
     def is_prefilling(self) -> bool:
-        """Whether a prompt's chunk is what the next plan brings."""
-        return self.num_computed < self.num_prefill
+        """Whether a chunk is what the next plan may bring."""
+        return self.num_prefilled < self.num_prefill
 
     def can_share(self, step: int) -> bool:
         """Whether its prompt is computed before this step, in pages that it still holds."""

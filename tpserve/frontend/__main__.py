@@ -7,11 +7,13 @@ import zmq
 
 from tpserve.child import Control, begin, run
 from tpserve.frontend.process import serve
+from tpserve.machine import take_short_turns
 
 
 def main() -> int:
     """The exit status; 0 when the launcher said stop."""
     charge = begin(sys.argv)
+    take_short_turns()
     context = zmq.Context[zmq.Socket[bytes]]()
     control = Control(charge, context)
     status = run(charge, control, lambda: serve(charge, control, context))

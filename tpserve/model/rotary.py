@@ -14,13 +14,13 @@ class RotaryTable:
     """Cosines and sines of one kind of rotary embedding, for any position."""
 
     def __init__(self, rotary: Rotary, device: torch.device):
-        self._frequencies = frequencies(rotary).to(device)
-        self._scale = rotary.scaling.attention_factor if isinstance(rotary.scaling, Yarn) else 1.0
+        self.frequencies = frequencies(rotary).to(device)  # (dims / 2,) float32
+        self.scale = rotary.scaling.attention_factor if isinstance(rotary.scaling, Yarn) else 1.0
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each (tokens, 1, dims / 2) float32, for positions (tokens,)."""
-        angles = (positions.float()[:, None] * self._frequencies)[:, None]
-        return angles.cos() * self._scale, angles.sin() * self._scale
+        angles = (positions.float()[:, None] * self.frequencies)[:, None]
+        return angles.cos() * self.scale, angles.sin() * self.scale
 
 
 def frequencies(rotary: Rotary) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tpserve.parallel.collectives import Alone, Collectives
 
-Kind = Literal["shared_memory", "gloo", "nccl"]
+Kind = Literal["native", "shared_memory", "gloo", "nccl"]
 
 _log = logging.getLogger("tpserve")
 
@@ -18,14 +18,18 @@ def open_collectives(
 ) -> Collectives:
     """Join the group of `size` ranks as `rank`; a call that takes longer than `limit_s` seconds raises RankMissing.
 
-    `memory_fd` is the memory made by `segment.create`, for shared memory; the other kinds meet at the file
-    `store_path`, which is new for each group. Where shared memory cannot be used, gloo takes its place: the same on
+    `memory_fd` is the memory made by `segment.create`, which native and shared_memory use; the other kinds meet at the
+    file `store_path`, which is new for each group. Where shared memory cannot be used, gloo takes its place: the same on
     all ranks, which are on one host.
     """
     if size == 1:
         return Alone()
     # The backends are imported when chosen: torch.distributed is slow to import and not in every build of torch.
-    if kind == "shared_memory":
+    if kind == "native" and memory_fd is not None:
+        from tpserve.parallel.shared_memory_native import NativeSharedMemory
+
+        return NativeSharedMemory(rank, size, memory_fd, limit_s)
+    if kind == "native" or kind == "shared_memory":
         machine = platform.machine()
         if memory_fd is not None and machine == "x86_64":
             from tpserve.parallel.shared_memory import SharedMemory

@@ -10,7 +10,7 @@ import mmap
 import os
 
 _PAGE_BYTES = 4096
-_FLAG_BYTES = 128  # x86 fetches cache lines of 64 bytes in pairs
+FLAG_BYTES = 128  # x86 fetches cache lines of 64 bytes in pairs
 _WORD_BYTES = 8
 
 CAPACITY_BYTES = 1 << 20  # of a slot, unless told otherwise: about what a core's cache holds
@@ -36,8 +36,8 @@ class Segment:
         self._slots_at = _flags_bytes(size)
         self.data = mmap.mmap(fd, os.fstat(fd).st_size)
         self.capacity_bytes = (len(self.data) - self._slots_at) // (2 * size)
-        words = memoryview(self.data)[: size * _FLAG_BYTES].cast("Q")
-        self.flags = [words[i : i + 1] for i in range(0, len(words), _FLAG_BYTES // _WORD_BYTES)]
+        words = memoryview(self.data)[: size * FLAG_BYTES].cast("Q")
+        self.flags = [words[i : i + 1] for i in range(0, len(words), FLAG_BYTES // _WORD_BYTES)]
 
     def slots(self, parity: int) -> slice:
         """The bytes of all slots for sequence numbers of this parity, in rank order."""
@@ -46,7 +46,7 @@ class Segment:
 
 
 def _flags_bytes(size: int) -> int:
-    return _pages(size * _FLAG_BYTES)
+    return _pages(size * FLAG_BYTES)
 
 
 def _pages(count_bytes: int) -> int:

@@ -14,44 +14,47 @@ from tpserve.worker.slots import parts
 class Biases:
     """One rank's part of each slot's biases and banned ids. Slots without any cost a look-up in an array."""
 
-    def __init__(self, slots: int, vocab: Span, device: torch.device):
+    def __init__(self, slots: int, vocab: Span):
         """`vocab` are the ids whose logits this rank has."""
         self._vocab = vocab
-        self._device = device
         self._has_bias = np.zeros(slots, bool)
         self._min_lens = np.zeros(slots, np.int64)
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}  # columns and values of such slots
-        self._banned: dict[int, Tensor] = {}  # columns of slots with a least length
+        self._biases: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # columns and values of such slots
+        self._banned: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # columns of slots with stop ids, and -inf for each
 
     def admit(self, plan: StepPlan) -> None:
         """Take over what the plan says of the slots that it begins."""
         slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
+        if not len(slots):
+            return
         self._has_bias[slots] = plan.bias_counts > 0
         self._min_lens[slots] = plan.min_lens
-        for slot, ids, values in zip(
-            slots.tolist(), parts(plan.bias_ids, plan.bias_counts), parts(plan.bias_values, plan.bias_counts)
-        ):
-            self._biases.pop(slot, None)
-            if len(ids):
-                mine = self._vocab.holds(ids)
-                self._biases[slot] = self._columns(ids[mine]), torch.tensor(values[mine], device=self._device)
-        for slot, ids in zip(slots.tolist(), parts(plan.stop_ids, plan.stop_counts)):
-            self._banned.pop(slot, None)
-            if len(ids):
-                self._banned[slot] = self._columns(ids[self._vocab.holds(ids)])
+        self._take_over(self._biases, slots, plan.bias_counts, plan.bias_ids, plan.bias_values)
+        self._take_over(self._banned, slots, plan.stop_counts, plan.stop_ids, np.full(len(plan.stop_ids), -np.inf, np.float32))
 
     def apply_(self, logits: Tensor, slots: np.ndarray, positions: np.ndarray) -> None:
         """Change in place: `logits` is float32 (rows, columns), a row for each of the slots, int64 (rows,).
 
         `positions` are where the ids to be sampled will stand.
         """
-        for row in np.flatnonzero(self._has_bias[slots]).tolist():
-            columns, values = self._biases[int(slots[row])]
-            logits[row].index_add_(0, columns, values)
-        for row in np.flatnonzero(self._min_lens[slots] > positions).tolist():
-            banned = self._banned.get(int(slots[row]))
-            if banned is not None:
-                logits[row].index_fill_(0, banned, -torch.inf)
+        added = [(row, self._biases[int(slots[row])]) for row in np.flatnonzero(self._has_bias[slots]).tolist()]
+        young = np.flatnonzero(self._min_lens[slots] > positions).tolist()
+        added += [(row, self._banned[int(slots[row])]) for row in young if int(slots[row]) in self._banned]
+        if not added:
+            return
+        rows = np.repeat([row for row, _ in added], [len(columns) for _, (columns, _) in added])
+        columns, values = (np.concatenate(each) for each in zip(*(what for _, what in added)))
+        places, amounts = (rows, columns), torch.from_numpy(values)
+        where = tuple(torch.from_numpy(each).to(logits.device) for each in places)
+        logits.index_put_(where, amounts.to(logits.device), accumulate=True)
 
-    def _columns(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64) - self._vocab.start).to(self._device)
+    def _take_over(
+        self, held: dict[int, tuple[np.ndarray, np.ndarray]], slots: np.ndarray, counts: np.ndarray, ids: np.ndarray,
+        values: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Put this rank's part of what is new of each slot in the place of what was held."""
+        for slot, its_ids, its_values in zip(slots.tolist(), parts(ids, counts), parts(values, counts)):
+            held.pop(slot, None)
+            if len(its_ids):
+                mine = self._vocab.holds(its_ids)
+                held[slot] = its_ids[mine].astype(np.int64) - self._vocab.start, its_values[mine].astype(np.float32)

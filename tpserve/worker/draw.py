@@ -24,7 +24,20 @@ def draw(logits: Tensor, tops: Tensor, temperatures: Tensor, least: Tensor, nois
     `logits` is float32 (rows, columns), of this rank's ids. `tops`, `temperatures` (not 0) and `least`, below which
     nothing is drawn, are float32 (rows,). A row with nothing to draw from gives -inf and any column; of equal sums
     the lowest column wins.
+
+    Noise is dear and most ids cannot win: a draw from the likeliest few shows what the others would have to beat,
+    even with the highest noise there is and whatever rounding does to their sums.
     """
+    best, _ = greatest(logits)
+    reached, _ = _draw(logits, tops, temperatures, torch.maximum(least, best - _NEAR * temperatures), noise)
+    exact = reached.double()
+    slack = HIGHEST + _ROUNDING * (HIGHEST + exact.abs())
+    can_win = (tops.double() + temperatures.double() * (exact - slack)).float()
+    return _draw(logits, tops, temperatures, torch.maximum(least, can_win), noise)
+
+
+def _draw(logits: Tensor, tops: Tensor, temperatures: Tensor, least: Tensor, noise: RowNoise) -> tuple[Tensor, Tensor]:
+    """The same, with noise for all logits from `least` on."""
     if not logits.shape[1]:
         return greatest(logits)
     logits = F.pad(logits, (0, -logits.shape[1] % LANES), value=-torch.inf)
@@ -41,19 +54,6 @@ def draw(logits: Tensor, tops: Tensor, temperatures: Tensor, least: Tensor, nois
         values.sub_(top).div_(temperature).add_(noise.of(row, block)).masked_fill_(excluded, -torch.inf)
         sums.view(-1, LANES).index_copy_(0, place, values)
     return greatest(sums)
-
-
-def least_that_can_win(logits: Tensor, temperatures: Tensor, noise: RowNoise) -> Tensor:
-    """A bound per row, float32 (rows,): no lower logit can win a draw from all ids, whose `tops` are 0.
-
-    Noise is dear and most ids cannot win: a draw from the likeliest few shows what the others would have to beat,
-    even with the highest noise there is and whatever rounding does to their sums.
-    """
-    best, _ = greatest(logits)
-    reached, _ = draw(logits, torch.zeros_like(best), temperatures, best - _NEAR * temperatures, noise)
-    exact = reached.double()
-    slack = HIGHEST + _ROUNDING * (HIGHEST + exact.abs())
-    return (temperatures.double() * (exact - slack)).float()
 
 
 def greatest(logits: Tensor) -> tuple[Tensor, Tensor]:

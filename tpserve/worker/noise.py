@@ -7,6 +7,8 @@ id mod 4 selects the word. A rank draws it for its own ids, and nothing is commu
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,21 +28,28 @@ class RowNoise:
     `seeds` are uint64, `choices` and `positions` of any integer type, each (rows,).
     """
 
-    def __init__(self, seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray, first_id: int, device: torch.device):
-        self._first_block = first_id // LANES
-        self._keys = torch.from_numpy(philox_keys(seeds, choices)).to(device)
-        self._positions = torch.from_numpy(positions.astype(np.int64)).to(device)
+    def __init__(self, seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray, first_id: int):
+        self.keys = philox_keys(seeds, choices)
+        self.positions = positions.astype(np.int64)
+        self.first_block = first_id // LANES
 
     def of(self, rows: Tensor, blocks: Tensor) -> Tensor:
         """The noise of `blocks`, float32 (n, LANES); rows and blocks are int64 (n,), blocks counted from first_id."""
-        blocks = blocks + self._first_block
-        return gumbel(philox_words(blocks, self._positions.index_select(0, rows), self._keys.index_select(0, rows)))
+        keys, positions = (torch.from_numpy(x).to(rows.device).index_select(0, rows) for x in (self.keys, self.positions))
+        return gumbel(philox_words(blocks + self.first_block, positions, keys))
+
+    def take(self, index: np.ndarray) -> RowNoise:
+        """That of the rows at `index`."""
+        taken = copy(self)
+        taken.keys, taken.positions = self.keys[index], self.positions[index]
+        return taken
 
 
 def philox_keys(seeds: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """The keys' 64 bits as int64, low word first in use."""
     salt = np.where(choices == 0, np.uint64(0), _splitmix64(choices.astype(np.uint64)))
-    return (seeds ^ salt).view(np.int64)
+    keys: np.ndarray = (seeds ^ salt).view(np.int64)
+    return keys
 
 
 def philox_words(blocks: Tensor, positions: Tensor, keys: Tensor) -> Tensor:

@@ -11,27 +11,35 @@ sign, presence and frequency are as in OpenAI's API.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tpserve.messages import Row, StepPlan
 from tpserve.parallel.partition import Span
+from tpserve.worker.passes import TORCH, Passes
 from tpserve.worker.slots import parts
+
+_ROOM = 256  # ids by which a past is made larger
 
 
 class _Past:
-    """Which columns of a rank's logits have occurred in one slot, ascending, and how often each was sampled."""
+    """Which columns of a rank's logits have occurred in one slot, and how often each was sampled: the first `size` entries."""
 
     def __init__(self, prompt: np.ndarray, sampled: np.ndarray):
-        self.columns, places = np.unique(np.concatenate((prompt, sampled)), return_inverse=True)
-        self.counts = np.bincount(places[len(prompt) :], minlength=len(self.columns))
+        columns, places = np.unique(np.concatenate((prompt, sampled)), return_inverse=True)
+        self.columns = columns.astype(np.int32)
+        self.counts = np.bincount(places[len(prompt) :], minlength=len(columns)).astype(np.int32)
+        self.size = len(columns)
 
     def add(self, column: int) -> None:
-        place = np.searchsorted(self.columns, column)
-        if place == len(self.columns) or self.columns[place] != column:
-            self.columns = np.insert(self.columns, place, column)
-            self.counts = np.insert(self.counts, place, 0)
-        self.counts[place] += 1
+        found = np.flatnonzero(self.columns[: self.size] == column)
+        if len(found):
+            self.counts[found[0]] += 1
+            return
+        if self.size == len(self.columns):
+            room = self.size + _ROOM
+            self.columns, self.counts = (np.resize(x, room) for x in (self.columns, self.counts))
+        self.columns[self.size], self.counts[self.size] = column, 1
+        self.size += 1
 
 
 class Penalties:
@@ -41,15 +49,13 @@ class Penalties:
     the coordinator plans ahead of them.
     """
 
-    def __init__(self, slots: int, vocab: Span, device: torch.device):
+    def __init__(self, slots: int, vocab: Span, passes: Passes = TORCH):
         """`vocab` are the ids whose logits this rank has."""
         self._vocab = vocab
-        self._device = device
+        self._passes = passes
         self._has_past = np.zeros(slots, bool)
         self._pasts: dict[int, _Past] = {}  # of such slots
-        self._repetition = np.ones(slots, np.float32)
-        self._presence = np.zeros(slots, np.float32)
-        self._frequency = np.zeros(slots, np.float32)
+        self._penalties = np.zeros((3, slots), np.float32)  # repetition, presence, frequency
 
     def admit(self, plan: StepPlan) -> None:
         """Take over what the plan says of the slots that it begins."""
@@ -57,9 +63,7 @@ class Penalties:
         if not len(slots):
             return
         self._has_past[slots] = plan.past_counts > 0
-        self._repetition[slots] = plan.repetition_penalties
-        self._presence[slots] = plan.presence_penalties
-        self._frequency[slots] = plan.frequency_penalties
+        self._penalties[:, slots] = plan.repetition_penalties, plan.presence_penalties, plan.frequency_penalties
         for slot, past, prompt_count in zip(slots.tolist(), parts(plan.past, plan.past_counts), plan.prompt_counts.tolist()):
             self._pasts.pop(slot, None)
             if len(past):
@@ -72,15 +76,10 @@ class Penalties:
             return
         slots = slots[rows]
         pasts = [self._pasts[slot] for slot in slots.tolist()]
-        sizes = [len(past.columns) for past in pasts]
-        places = self._tensor(np.repeat(rows, sizes)), self._tensor(np.concatenate([past.columns for past in pasts]))
-        counts = self._tensor(np.concatenate([past.counts for past in pasts]))
-        repetition, presence, frequency = (
-            self._tensor(np.repeat(penalty[slots], sizes)) for penalty in (self._repetition, self._presence, self._frequency)
-        )
-        x = logits[places]
-        x = torch.where(x > 0, x / repetition, x * repetition)
-        logits[places] = x - frequency * counts - presence * (counts > 0)
+        columns = np.concatenate([past.columns[: past.size] for past in pasts])
+        counts = np.concatenate([past.counts[: past.size] for past in pasts])
+        sizes = np.array([past.size for past in pasts])
+        self._passes.penalize_(logits, rows, columns, counts, sizes, self._penalties.take(slots, axis=1))
 
     def count(self, slots: np.ndarray, ids: np.ndarray) -> None:
         """These ids, int64, were sampled for these slots; a negative one is none."""
@@ -93,6 +92,3 @@ class Penalties:
         """The columns, int64, of those that are of this rank."""
         mine: np.ndarray = ids[self._vocab.holds(ids)].astype(np.int64)
         return mine - self._vocab.start
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)

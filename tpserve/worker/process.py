@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import mmap
 import os
 import time
 from pathlib import Path
@@ -18,6 +16,11 @@ from tpserve.board import Writer
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.child import Charge, Control
 from tpserve.codec import MessageError
+from tpserve.kernels import memory
+from tpserve.kernels.interface import Kernels
+from tpserve.kernels.native.kernels import NativeKernels
+from tpserve.kernels.native.library import Library, NotBuilt, Team, library
+from tpserve.kernels.torch_kernels import TorchKernels
 from tpserve.memory import page_bytes, pages_for, weight_bytes
 from tpserve.messages import (
     Hello,
@@ -35,9 +38,12 @@ from tpserve.messages import (
 )
 from tpserve.model.decoder import Decoder
 from tpserve.parallel.backends import open_collectives
-from tpserve.parallel.collectives import Collectives
+from tpserve.parallel.collectives import Alone, Collectives
 from tpserve.parallel.partition import partition
+from tpserve.parallel.shared_memory_native import NativeSharedMemory
 from tpserve.worker.biases import Biases
+from tpserve.worker.native_passes import NativePasses
+from tpserve.worker.passes import TORCH
 from tpserve.worker.penalties import Penalties
 from tpserve.worker.runner import Runner, StepOutcome
 from tpserve.worker.sampler import Sampler
@@ -65,12 +71,15 @@ class Worker:
         self.storage = _STORAGE[charge.deployment.dtype]
         # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
         self.compute = torch.float32 if (self.device.type, self.storage) == ("cpu", torch.float16) else self.storage
+        self.lib = _native(charge)
 
     def run(self) -> None:
         """Load, wait for the word to serve, and serve until killed."""
-        decoder = self._load()
+        # Before the long part, in which one rank may be much slower than another.
+        collectives = self._collectives()
+        decoder = self._load(collectives)
         pages = self._wait_for_serve()
-        runner = self._runner(decoder, pages)
+        runner = self._runner(decoder, collectives, pages)
         plans = self.context.socket(zmq.DEALER)
         plans.setsockopt(zmq.IDENTITY, str(self.charge.rank).encode())
         plans.setsockopt(zmq.SNDHWM, 0)
@@ -80,7 +89,7 @@ class Worker:
         self.control.send(Ready("worker", self.charge.rank))
         self._serve(runner, plans)
 
-    def _load(self) -> Decoder | ScriptedDecoder:
+    def _load(self, collectives: Collectives) -> Decoder | ScriptedDecoder:
         deployment, spec, rank = self.deployment, self.deployment.spec, self.charge.rank
         total = weight_bytes(spec, self.shard, deployment.dtype)
         self.control.send(Loading(rank, 0, total))
@@ -90,18 +99,31 @@ class Worker:
             self.beats.beat()
             self.control.send(Loading(rank, min(done_bytes, total), total))  # norms are kept in a wider type
 
-        collectives = self._collectives()  # before the long part, in which one rank may be much slower than another
         if deployment.settings.script is not None:
-            return ScriptedDecoder(spec, self.shard, collectives, Path(deployment.settings.script))
-        weights = load(spec, self.shard, source, self.device, self.storage, self.compute, progress)
+            return ScriptedDecoder(spec, self.shard, Path(deployment.settings.script))
+        kernels = self._kernels(collectives)
+        weights = load(spec, self.shard, source, self.device, self.storage, kernels, progress)
         if isinstance(source, Safetensors):
             logger.debug("read %d bytes of tensor slices", source.requested_bytes)
-        return Decoder(spec, self.shard, weights, collectives, self.compute)
+        return Decoder(spec, self.shard, weights, kernels, self.compute)
+
+    def _kernels(self, collectives: Collectives) -> Kernels:
+        deployment = self.deployment
+        if self.lib is None:
+            return TorchKernels(deployment.spec, collectives, self.compute, self.device, deployment.page_size)
+        assert isinstance(collectives, Alone | NativeSharedMemory)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[:1])  # each thread of the team has a core of its own
+        torch.set_num_threads(1)
+        return NativeKernels(
+            deployment.spec, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
+            deployment.max_num_batched_tokens, deployment.max_num_seqs,
+        )  # fmt: skip
 
     def _collectives(self) -> Collectives:
         charge, settings = self.charge, self.deployment.settings
         return open_collectives(
-            "shared_memory" if self.device.type == "cpu" else "nccl",
+            "nccl" if self.device.type == "cuda" else "shared_memory" if self.lib is None else "native",
             charge.rank,
             settings.tp,
             limit_s=settings.step_timeout,
@@ -129,30 +151,40 @@ class Worker:
     def _page_bytes(self) -> int:
         return page_bytes(self.deployment.spec, self.shard, self.deployment.dtype, self.deployment.page_size)
 
-    def _runner(self, decoder: Decoder | ScriptedDecoder, pages: int) -> Runner:
+    def _runner(self, decoder: Decoder | ScriptedDecoder, collectives: Collectives, pages: int) -> Runner:
         deployment, spec = self.deployment, self.deployment.spec
         kv_heads = len(self.shard.layers[0].kv_heads)
         shape = (spec.num_layers, 2, pages, deployment.page_size, kv_heads, spec.head_dim)
-        pools = _zeros(shape, self.storage, self.device)
+        pools = self._pools(shape)
         assert pools.nbytes == pages * self._page_bytes()
-        sampler = Sampler(decoder.collectives, self.shard.vocab.start, deployment.settings.corrupt_id)
+        passes = TORCH if self.lib is None else NativePasses(self.lib)
+        sampler = Sampler(collectives, self.shard.vocab.start, deployment.settings.corrupt_id, passes)
         most = pages_for(deployment.max_model_len, deployment.page_size)
         slots = Slots(deployment.max_num_seqs, most, deployment.page_size, self.device)
-        penalties = Penalties(deployment.max_num_seqs, self.shard.vocab, self.device)
-        biases = Biases(deployment.max_num_seqs, self.shard.vocab, self.device)
-        return Runner(decoder, sampler, slots, penalties, biases, pools)
+        penalties = Penalties(deployment.max_num_seqs, self.shard.vocab, passes)
+        biases = Biases(deployment.max_num_seqs, self.shard.vocab)
+        return Runner(decoder, collectives, sampler, slots, penalties, biases, pools, passes)
+
+    def _pools(self, shape: tuple[int, ...]) -> Tensor:
+        """All of it touched: what does not fit fails now, not in mid-stream."""
+        if self.device.type == "cpu":
+            return memory.zeros(shape, self.storage).fill_(0)
+        return torch.zeros(shape, dtype=self.storage, device=self.device)
 
     def _serve(self, runner: Runner, plans: zmq.Socket[bytes]) -> None:
-        idle_since = time.perf_counter()
+        answered, reply_s = time.perf_counter(), 0.0
         while True:
             plan, data = self._receive(plans)
             if not isinstance(plan, StepPlan) or plan.step != self.step + 1:
                 raise _unexpected(plan, f"plan {self.step + 1}")
             self.step = plan.step
             self.beats.step(plan.step)
-            wait_s = time.perf_counter() - idle_since
-            self._answer(plans, plan, runner.step(plan, data, lambda: self._receive_masks(plans)), wait_s)
-            idle_since = time.perf_counter()
+            plan_s = time.perf_counter() - answered
+            outcome = runner.step(plan, data, lambda: self._receive_masks(plans))
+            done = time.perf_counter()
+            self._answer(plans, plan, outcome, (plan_s, reply_s))
+            answered = time.perf_counter()
+            reply_s = answered - done
 
     def _receive(self, plans: zmq.Socket[bytes]) -> tuple[Message, bytes]:
         """The coordinator's next message of this epoch, and its wire form."""
@@ -171,14 +203,14 @@ class Worker:
             raise _unexpected(message, f"the masks of step {self.step}")
         return message, data
 
-    def _answer(self, plans: zmq.Socket[bytes], plan: StepPlan, outcome: StepOutcome, wait_s: float) -> None:
+    def _answer(self, plans: zmq.Socket[bytes], plan: StepPlan, outcome: StepOutcome, before: tuple[float, float]) -> None:
         rank, epoch = self.charge.rank, self.charge.epoch
         for row in outcome.logits:
             values = row.values.float().cpu().numpy()
             message = Logits(plan.step, rank, row.row, self.shard.vocab.start, len(values), values.reshape(-1))
             plans.send(encode(message, epoch))
         if rank == 0:
-            seconds = np.asarray((wait_s, *outcome.seconds), np.float32)
+            seconds = np.asarray((*before, *outcome.seconds), np.float32)
             result = StepResult(
                 step=plan.step,
                 ids=outcome.ids.astype(np.int32),
@@ -195,13 +227,22 @@ def _unexpected(message: Message, wanted: str) -> MessageError:
     return MessageError(f"expected {wanted}, got {type(message).__name__} {getattr(message, 'step', '')}")
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for the pools, all of it touched: what does not fit fails now, not in mid-stream."""
-    items = math.prod(shape)
-    if device.type != "cpu" or not items:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # Not by malloc, which asks for huge pages here: the kernel may take seconds to find that many.
-    return torch.frombuffer(mmap.mmap(-1, items * dtype.itemsize), dtype=dtype).fill_(0).view(shape)
+def _native(charge: Charge) -> Library | None:
+    """The native kernels, where they are what the user wants, or the best that there is."""
+    settings, device = charge.deployment.settings, charge.deployment.device
+    if device != "cpu" or settings.kernels == "torch":
+        return None
+    try:
+        lib = library()
+    except NotBuilt as error:
+        if settings.kernels == "native":
+            raise
+        if charge.rank == 0:
+            logger.warning("plain torch does the work, which is slower: %s", error)
+        return None
+    if charge.rank == 0:
+        logger.info("native kernels: %s", lib.name)
+    return lib
 
 
 def _device(charge: Charge) -> torch.device:

@@ -10,16 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpserve.kernels import attention
 from tpserve.kernels import reference as ops
-from tpserve.messages import Row, SampleMasks, Scores, StepPlan
-from tpserve.model.decoder import Decoder, StepInputs
+from tpserve.kernels.interface import StepTokens
+from tpserve.messages import NO_SCORES, Row, SampleMasks, Scores, StepPlan
+from tpserve.model.decoder import Decoder
+from tpserve.parallel.collectives import Collectives
 from tpserve.worker import masks, scores
 from tpserve.worker.biases import Biases
+from tpserve.worker.passes import Passes
 from tpserve.worker.penalties import Penalties
 from tpserve.worker.sampler import Sampler, SamplingRows
 from tpserve.worker.scripted import ScriptedDecoder
-from tpserve.worker.slots import Slots, StepTokens, ragged
+from tpserve.worker.slots import Slots, ragged
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class RowLogits:
 @dataclass(frozen=True)
 class StepOutcome:
     """`ids` (SAMPLE rows,) int64, -1 where not finite; scores as in `StepResult`; `seconds` as `STEP_PARTS` less the
-    first; collectives made.
+    first two; collectives made.
     """
 
     ids: np.ndarray
@@ -51,21 +53,25 @@ class Runner:
     def __init__(
         self,
         decoder: Decoder | ScriptedDecoder,
+        collectives: Collectives,
         sampler: Sampler,
         slots: Slots,
         penalties: Penalties,
         biases: Biases,
         pools: Tensor,
+        passes: Passes,
     ):
         """`pools` is (layers, 2, pages, page_size, kv_heads, head_dim) in the storage dtype."""
         self.decoder = decoder
+        self.forward = decoder.capture(pools)
+        self.collectives = collectives
         self.sampler = sampler
         self.slots = slots
         self.penalties = penalties
         self.biases = biases
         self.pools = pools
+        self.passes = passes
         self.device = pools.device
-        self.windows = {layer.window for layer in decoder.spec.layers}
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, data: bytes, await_masks: Callable[[], tuple[SampleMasks, bytes]]) -> StepOutcome:
@@ -73,33 +79,31 @@ class Runner:
 
         `await_masks` waits for the plan's masks, which may still be in the making while the layers run.
         """
-        collectives = self.decoder.collectives
+        collectives = self.collectives
         reduces, gathers = collectives.all_reduces, collectives.all_gathers
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self._spent()
         if len(plan.copy_to):
             ops.copy_pages(self.pools, self._index(plan.copy_from), self._index(plan.copy_to))
         tokens = self.slots.begin(plan)
         self.penalties.admit(plan)
         self.biases.admit(plan)
-        # Masked places still enter the products, and what a page held before may be NaN: 0 * NaN is not 0.
-        ops.clear_kv(self.pools, self._index(tokens.tails))
-        inputs = self._inputs(tokens)
-        prepared, waited = time.perf_counter(), collectives.seconds
+        prepared = time.perf_counter()
 
-        hidden = self.decoder.forward(inputs, self.pools)
+        hidden = self.forward(tokens, self.slots.last_ids)
         self.slots.end(tokens)
         logits = self._row_logits(plan, tokens, hidden)
+        target_scores = self._target_scores(plan, tokens, hidden)
         sampled = np.flatnonzero(plan.flags & Row.SAMPLE)
         last = self.decoder.logits(hidden.index_select(0, self._index(tokens.last[sampled])))
-        target_scores = self._target_scores(plan, tokens, hidden)
-        forwarded, forward_waited = time.perf_counter(), collectives.seconds
+        forwarded, spent = time.perf_counter(), self._spent()
 
         slots, rows = tokens.slots[sampled], self._sampling(tokens, sampled)
-        raw = last[self._index(np.flatnonzero(rows.logprobs >= 0))]
+        wanted = np.flatnonzero(rows.logprobs >= 0)
+        raw = last[self._index(wanted)] if len(wanted) else last[:0]
         masked = np.flatnonzero(plan.flags[sampled] & Row.MASKED)
         if len(masked):
             message, mask_data = await_masks()
-            masks.apply_(last, masked, message.words.reshape(len(masked), -1), self.decoder.shard.vocab)
+            masks.apply_(last, masked, message.words.reshape(len(masked), -1), self.decoder.shard.vocab, self.passes)
             data += mask_data
         self.biases.apply_(last, slots, rows.positions)
         self.penalties.apply_(last, slots)
@@ -107,30 +111,18 @@ class Runner:
         self.slots.last_ids.index_copy_(0, self._index(slots), ids.clamp_min(0))
         host_ids = ids.cpu().numpy()
         self.penalties.count(slots, host_ids)
-        ended = time.perf_counter()
-        forward_s = forwarded - prepared - (forward_waited - waited)
-        sample_s = ended - forwarded - (collectives.seconds - forward_waited)
-        seconds = (prepared - began, forward_s, collectives.seconds - waited, sample_s)
+        sample_s = time.perf_counter() - forwarded - (self._spent()[-2] - spent[-2])
+        kinds = spent - before
+        other_s = forwarded - prepared - kinds.sum()
+        seconds = (prepared - began, *kinds[:3], other_s, self._spent()[-2] - before[-2], kinds[-1], sample_s)
         counts = collectives.all_reduces - reduces, collectives.all_gathers - gathers
         return StepOutcome(host_ids, found, target_scores, logits, seconds, *counts)
 
-    def _inputs(self, tokens: StepTokens) -> StepInputs:
-        ids = self._index(tokens.ids)
-        if len(tokens.fed):
-            ids.index_copy_(0, self._index(tokens.fed), self.slots.last_ids.index_select(0, self._index(tokens.fed_slots)))
-        return StepInputs(ids, self._index(tokens.positions), self._index(tokens.kv_slots), self._rows(tokens))
-
-    def _rows(self, tokens: StepTokens) -> dict[int | None, attention.Arrangement]:
-        """By window; one that reaches over every row of this step is no window."""
-        page_size, longest = self.slots.page_size, int((tokens.starts + tokens.counts).max())
-        tables = self.slots.tables[tokens.slots, : -(-longest // page_size)]
-
-        def arrange(window: int | None) -> attention.Arrangement:
-            return attention.arrange(tokens.starts, tokens.counts, tables, page_size, window, self.device, self.decoder.compute)
-
-        effective = {window: None if window is None or window >= longest else window for window in self.windows}
-        arranged = {window: arrange(window) for window in set(effective.values())}
-        return {window: arranged[effective[window]] for window in self.windows}
+    def _spent(self) -> np.ndarray:
+        """Seconds in each of the kernels' KINDS; what waits for other ranks outside of kernels waits as well."""
+        spent = np.array(self.decoder.seconds)
+        spent[-2] += self.collectives.seconds
+        return spent
 
     def _sampling(self, tokens: StepTokens, sampled: np.ndarray) -> SamplingRows:
         slots, state = tokens.slots[sampled], self.slots
@@ -148,17 +140,19 @@ class Runner:
     def _target_scores(self, plan: StepPlan, tokens: StepTokens, hidden: Tensor) -> Scores:
         """Of the next ids of each SCORE row's first tokens."""
         rows = np.flatnonzero(plan.flags & Row.SCORE)
+        if not len(rows):
+            return NO_SCORES
         row, offset = ragged(plan.target_counts.astype(np.int64))
         places = (tokens.last + 1 - tokens.counts)[rows][row] + offset
         tops, targets = plan.target_tops.astype(np.int64)[row], plan.targets.astype(np.int64)
-        decoder = self.decoder
+        head, vocab = self.decoder.logits, self.decoder.shard.vocab
         states = hidden.index_select(0, self._index(places))
-        return scores.of_targets(decoder.logits, states, targets, tops, decoder.shard.vocab, decoder.collectives)
+        return scores.of_targets(head, states, targets, tops, vocab, self.collectives, self.passes)
 
     def _row_logits(self, plan: StepPlan, tokens: StepTokens, hidden: Tensor) -> tuple[RowLogits, ...]:
         rows = np.flatnonzero(plan.flags & Row.LOGITS)
         spans = [(int(row), int(tokens.last[row] + 1 - tokens.counts[row]), int(tokens.last[row] + 1)) for row in rows]
-        return tuple(RowLogits(row, self.decoder.logits(hidden[first:stop])) for row, first, stop in spans)
+        return tuple(RowLogits(row, self.decoder.logits(hidden[first:stop]).clone()) for row, first, stop in spans)
 
     def _index(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64, copy=True)).to(self.device)
+        return torch.from_numpy(array.astype(np.int64, copy=False)).to(self.device)

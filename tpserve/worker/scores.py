@@ -9,32 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tpserve.messages import NO_SCORES, Scores
 from tpserve.parallel.collectives import Collectives
 from tpserve.parallel.partition import Span
+from tpserve.worker.gather import gather
+from tpserve.worker.passes import TORCH, Passes, logits_at
 
+_MINUS_INFINITY = np.float32(-np.inf)
 _CHUNK = 64  # positions whose logits are in memory at once
 
 
-def measure(logits: Tensor, own: Tensor, width: int, first_id: int) -> Tensor:
+def measure(logits: Tensor, columns: np.ndarray, width: int, first_id: int, passes: Passes) -> np.ndarray:
     """One rank's measures of some positions: int32 (positions, 2 + 2 width), to be gathered and given to `merge`.
 
-    `logits` is float32 (positions, columns), of the ids from `first_id` on; `own` is float32 (positions,), the logit
-    of the id that stands there, as far as this rank has it. A row holds the bits of it, of the log-sum-exp and of
-    the `width` greatest logits, then their ids.
+    `logits` is float32 (positions, columns), of the ids from `first_id` on; `columns`, int64 (positions,), are those of
+    the ids that stand there, negative where another rank has them. A row holds the bits of its logit, of the log-sum-exp
+    and of the `width` greatest logits, then their ids.
     """
-    count, columns = logits.shape
-    sums, values = own.new_full((count, 1), -torch.inf), own.new_full((count, width), -torch.inf)
-    ids = torch.zeros((count, width), dtype=torch.int32, device=logits.device)
-    if columns:
-        torch.logsumexp(logits, dim=1, keepdim=True, out=sums)
-        greatest = logits.topk(min(width, columns), dim=1)
-        values[:, : greatest.values.shape[1]] = greatest.values
-        ids[:, : greatest.values.shape[1]] = greatest.indices + first_id
-    return torch.cat((torch.cat((own[:, None], sums, values), dim=1).view(torch.int32), ids), dim=1)
+    index = np.arange(len(logits))
+    own = np.where(columns < 0, _MINUS_INFINITY, logits_at(logits, index, columns.clip(0)))
+    sums = passes.log_sum_exp(logits, index)
+    values, likeliest = passes.top(logits, index, width)
+    numbers = np.column_stack((own, sums, values))
+    return np.column_stack((numbers.view(np.int32), likeliest + np.int32(first_id)))
 
 
 def merge(measures: np.ndarray, ids: np.ndarray, tops: np.ndarray) -> Scores:
@@ -62,6 +61,7 @@ def of_targets(
     tops: np.ndarray,
     vocab: Span,
     collectives: Collectives,
+    passes: Passes = TORCH,
 ) -> Scores:
     """The scores of `targets`, int64 (positions,), given the final hidden states (positions, hidden) before them.
 
@@ -73,11 +73,9 @@ def of_targets(
     measures = []
     for first in range(0, len(targets), _CHUNK):
         logits, ids = head(hidden[first : first + _CHUNK]), targets[first : first + _CHUNK]
-        mine = np.flatnonzero(vocab.holds(ids))
-        own = logits.new_full((len(ids),), -torch.inf)
-        own[mine] = logits[mine, ids[mine] - vocab.start]
-        measures.append(measure(logits, own, width, vocab.start))
-    return merge(collectives.all_gather(torch.cat(measures)).cpu().numpy(), targets, tops)
+        columns = np.where(vocab.holds(ids), ids - vocab.start, -1)
+        measures.append(measure(logits, columns, width, vocab.start, passes))
+    return merge(gather(np.concatenate(measures), collectives, hidden.device), targets, tops)
 
 
 def _beside_each_other(of_ranks: np.ndarray) -> np.ndarray:

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tpserve.model.decoder import StepInputs
+from tpserve.kernels.interface import KINDS, Forward, StepTokens
 from tpserve.model.spec import ModelSpec
-from tpserve.parallel.collectives import Collectives
 from tpserve.parallel.partition import Shard
 
 _LEAD = 8.0  # of the id that the script has, over the greatest of the others
@@ -28,11 +27,10 @@ class ScriptedDecoder:
     an answer comes id 0. Logits are -(id mod 16) / 4, and 8 of the id that comes next.
     """
 
-    def __init__(self, spec: ModelSpec, shard: Shard, collectives: Collectives, script: Path):
+    def __init__(self, spec: ModelSpec, shard: Shard, script: Path):
         self.spec = spec
         self.shard = shard
-        self.collectives = collectives
-        self.compute = torch.float32
+        self.seconds = [0.0] * len(KINDS)
         self._next: dict[tuple[int, int], int] = {}
         for prompt, answer in json.loads(script.read_text()):
             ids = [*prompt, *answer]
@@ -41,10 +39,14 @@ class ScriptedDecoder:
                 if self._next.setdefault(place, ids[position + 1]) != ids[position + 1]:
                     raise ValueError(f"{script}: two answers differ behind id {place[1]} at position {place[0]}")
 
-    def forward(self, step: StepInputs, pools: Tensor) -> Tensor:
-        """The ids that come next, (tokens, 1) int64."""
-        places = zip(step.positions.tolist(), step.ids.tolist())
-        return torch.tensor([[self._next.get(place, 0)] for place in places])
+    def capture(self, pools: Tensor) -> Forward:
+        """A forward pass that gives the ids that come next, (tokens, 1) int64."""
+        return self._forward
+
+    def _forward(self, tokens: StepTokens, last_ids: Tensor) -> Tensor:
+        ids = tokens.ids.copy()
+        ids[tokens.fed] = last_ids.numpy()[tokens.fed_slots]
+        return torch.tensor([[self._next.get(place, 0)] for place in zip(tokens.positions.tolist(), ids.tolist())])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's columns of the logits, float32 (rows, columns)."""

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
+from tpserve.kernels.interface import StepTokens
 from tpserve.messages import Row, StepPlan
-
-
-@dataclass(frozen=True)
-class StepTokens:
-    """The tokens of a plan, flat in row order, on the host. All int64.
-
-    `positions`, `kv_slots`: (tokens,). `starts`, `counts`, `slots`: (rows,). `last` is each row's last
-    token's place. `fed` are the tokens whose ids the slots `fed_slots` hold; the others' are in `ids`.
-    """
-
-    slots: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    last: np.ndarray
-    positions: np.ndarray
-    kv_slots: np.ndarray
-    ids: np.ndarray
-    fed: np.ndarray
-    fed_slots: np.ndarray
-    tails: np.ndarray
 
 
 class Slots:
@@ -71,6 +50,7 @@ class Slots:
             ids=ids,
             fed=(stops - 1)[from_slot],
             fed_slots=slots[from_slot],
+            tables=self.tables,
             tails=self._tails(slots, starts, starts + counts, (plan.flags & Row.FIRST) != 0),
         )
 

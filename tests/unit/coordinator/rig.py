@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.coordinator.model_worker import VOCAB, matchers_of
+from tests.unit.coordinator.model_worker import matchers_of
 from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.scheduler import Scheduler
 from tpserve.messages import NO_SCORES, Row, Scores, StepPlan, StepResult, Submit, Tokens
 
+VOCAB = 32  # one word of a mask
 DECODE = Row.SAMPLE | Row.FROM_SLOT
 WHOLE = Row.FIRST | Row.SAMPLE
 

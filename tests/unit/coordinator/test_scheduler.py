@@ -364,7 +364,7 @@ def test_preempted_sequence_returns_with_all_its_ids_after_its_results_are_in() 
     assert made.plan() is None  # all pages are free, but an id is not known yet
     assert received(answer(made, second, 7, 8)) == [(2, 0, 8, Finish.NONE)]
     plan = planned(made)
-    assert rows(plan) == [(0, 13, WHOLE)]
+    assert rows(plan) == [(1, 13, WHOLE)]
     assert plan.ids.tolist() == [2] * 11 + [6, 8]
 
 

@@ -30,7 +30,7 @@ from tpserve.frontend.http.threads import BodyThreads
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.process import http_server
 from tpserve.frontend.prompts import PromptMaker
-from tpserve.messages import NO_SCORES, Finish, Message, Scores, Submit, Tokens, decode, encode
+from tpserve.messages import NO_SCORES, STEP_PARTS, Finish, Message, Scores, Submit, Tokens, decode, encode
 from tpserve.tokenizer import Tokenizer
 
 EPOCH = 4
@@ -93,7 +93,7 @@ class Coordinator:
                 finishes=np.array(finishes, "<u1"),
                 cached=np.full(len(rows), cached, "<u4"),
                 scores=scores,
-                seconds=np.array([0.001, 0.002, 0.003, 0.004, 0.005], "<f4"),
+                seconds=(np.arange(1, len(STEP_PARTS) + 1) / 1000).astype(np.float32),
                 waits=np.array([0.25], "<f4"),
             ),
             epoch,

@@ -14,7 +14,8 @@ from tpserve.parallel.backends import Kind, open_collectives
 from tpserve.parallel.collectives import Alone, RankMissing
 
 CAPACITY = 4096  # bytes
-GROUPS: list[tuple[Kind, int]] = [("shared_memory", 2), ("shared_memory", 3), ("shared_memory", 4), ("gloo", 2)]
+ORDERED: list[Kind] = ["native", "shared_memory"]
+GROUPS: list[tuple[Kind, int]] = [*((kind, size) for kind in ORDERED for size in (2, 3, 4)), ("gloo", 2)]
 
 
 @pytest.fixture(params=GROUPS, ids=[f"{kind}-{size}" for kind, size in GROUPS])
@@ -68,19 +69,21 @@ def test_counters_each_call_counts_once_however_large(group: Ranks) -> None:
     assert group.run(jobs.counts)[0] == (before[0] + 1, before[1] + 2)
 
 
+@pytest.mark.parametrize("kind", ORDERED)
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("columns", [3, 2000])
-def test_all_reduce_in_shared_memory_adds_in_rank_order(ranks: Ranks, size: int, columns: int) -> None:
-    ranks.open(size, capacity_bytes=CAPACITY)
+def test_all_reduce_in_shared_memory_adds_in_rank_order(ranks: Ranks, kind: Kind, size: int, columns: int) -> None:
+    ranks.open(size, kind, capacity_bytes=CAPACITY)
     x = parts(size, columns)
     assert not np.array_equal(in_rank_order(x), in_rank_order(x[::-1])), "the order must show"
     for result in ranks.run(jobs.reduce, x):
         np.testing.assert_array_equal(result, in_rank_order(x))
 
 
+@pytest.mark.parametrize("kind", ORDERED)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_reduce_many_in_a_row_never_mixes_calls(ranks: Ranks, size: int) -> None:
-    ranks.open(size, capacity_bytes=CAPACITY)
+def test_all_reduce_many_in_a_row_never_mixes_calls(ranks: Ranks, kind: Kind, size: int) -> None:
+    ranks.open(size, kind, capacity_bytes=CAPACITY)
     count = 200
     rng = np.random.default_rng(9)
     expected = []
@@ -91,7 +94,7 @@ def test_all_reduce_many_in_a_row_never_mixes_calls(ranks: Ranks, size: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "absent"), [("shared_memory", 2, [1]), ("shared_memory", 4, [0, 2]), ("gloo", 2, [0])]
+    ("kind", "size", "absent"), [*((kind, *case) for kind in ORDERED for case in ((2, [1]), (4, [0, 2]))), ("gloo", 2, [0])]
 )
 def test_collective_some_ranks_absent_names_them_and_the_call(ranks: Ranks, kind: Kind, size: int, absent: list[int]) -> None:
     ranks.open(size, kind, limit_s=0.3)

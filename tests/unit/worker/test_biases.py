@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.group import plan
+from tests.passes import FORMS, passes
 from tpserve.messages import Row
 from tpserve.parallel.partition import Span
 from tpserve.worker import masks
 from tpserve.worker.biases import Biases
 
-CPU = torch.device("cpu")
 VOCAB = 100
 SPANS = [Span(0, 100), Span(0, 32), Span(32, 96), Span(96, 100), Span(100, 100)]
 
@@ -23,7 +23,7 @@ def logits_of(span: Span) -> torch.Tensor:
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_biases_are_added_to_the_ids_of_the_rank(span: Span) -> None:
-    biases = Biases(8, span, CPU)
+    biases = Biases(8, span)
     first = dict(flags=Row.FIRST | Row.SAMPLE, ids=[1])
     biases.admit(plan(1, [dict(slot=5, bias_ids=[99, 0, 40], bias_values=[2.5, -100.0, 7.0], **first), dict(slot=2, **first)]))
     whole = torch.arange(3 * VOCAB, dtype=torch.float32).view(3, VOCAB)
@@ -36,7 +36,7 @@ def test_biases_are_added_to_the_ids_of_the_rank(span: Span) -> None:
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_stop_ids_are_banned_up_to_the_least_length(span: Span) -> None:
-    biases = Biases(8, span, CPU)
+    biases = Biases(8, span)
     biases.admit(plan(1, [dict(slot=3, flags=Row.FIRST | Row.SAMPLE, ids=[1], min_len=10, stop_ids=[98, 1])]))
     for position, is_banned in ((9, True), (10, False)):
         found, whole = logits_of(span), logits_of(Span(0, VOCAB))
@@ -47,7 +47,7 @@ def test_stop_ids_are_banned_up_to_the_least_length(span: Span) -> None:
 
 
 def test_next_owner_of_a_slot_has_nothing_of_the_last_one() -> None:
-    biases, first = Biases(8, Span(0, VOCAB), CPU), dict(slot=3, flags=Row.FIRST | Row.SAMPLE, ids=[1])
+    biases, first = Biases(8, Span(0, VOCAB)), dict(slot=3, flags=Row.FIRST | Row.SAMPLE, ids=[1])
     biases.admit(plan(1, [dict(first, min_len=10, stop_ids=[5], bias_ids=[6], bias_values=[1.0])]))
     biases.admit(plan(2, [first]))
     found = logits_of(Span(0, VOCAB))
@@ -55,12 +55,13 @@ def test_next_owner_of_a_slot_has_nothing_of_the_last_one() -> None:
     assert torch.equal(found, logits_of(Span(0, VOCAB)))
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("span", SPANS, ids=str)
-def test_masks_leave_what_their_bits_allow(span: Span) -> None:
+def test_masks_leave_what_their_bits_allow(span: Span, form: str) -> None:
     allowed = np.random.default_rng(3).random((2, VOCAB)) < 0.3
     padded = np.pad(allowed, ((0, 0), (0, -VOCAB % 32)))
     words = np.packbits(padded, axis=1, bitorder="little").view("<u4")
     found, whole = logits_of(span), logits_of(Span(0, VOCAB))
     whole[[0, 2]] = torch.where(torch.from_numpy(allowed), whole[[0, 2]], -torch.inf)
-    masks.apply_(found, np.array([0, 2]), words, span)
+    masks.apply_(found, np.array([0, 2]), words, span, passes(form))
     assert torch.equal(found, whole[:, span.start : span.stop])

@@ -42,9 +42,7 @@ def plain_philox(block: int, position: int, key: int) -> list[int]:
 @pytest.mark.parametrize(("seed", "choice", "position", "expected", "noise"), GOLDEN)
 def test_noise_golden_vectors_match(seed: int, choice: int, position: int, expected: str, noise: tuple[float, ...]) -> None:
     assert [f"{word:08x}" for word in words(IDS[0] // LANES, position, seed, choice)] == expected.split()
-    source = RowNoise(
-        np.array([seed], np.uint64), np.array([choice]), np.array([position]), first_id=0, device=torch.device("cpu")
-    )
+    source = RowNoise(np.array([seed], np.uint64), np.array([choice]), np.array([position]), first_id=0)
     drawn = source.of(torch.tensor([0]), torch.tensor([IDS[0] // LANES]))
     assert drawn.dtype == torch.float32
     np.testing.assert_allclose(drawn[0].numpy(), noise, rtol=0, atol=6e-7)  # they are given to six places
@@ -71,8 +69,8 @@ def test_philox_words_any_counter_match_plain_integers(counters: list[tuple[int,
 
 def test_row_noise_first_id_only_shifts_the_blocks() -> None:
     seeds, choices, positions = np.array([3, 4], np.uint64), np.array([0, 1]), np.array([9, 2])
-    whole = RowNoise(seeds, choices, positions, 0, torch.device("cpu"))
-    part = RowNoise(seeds, choices, positions, 32, torch.device("cpu"))
+    whole = RowNoise(seeds, choices, positions, 0)
+    part = RowNoise(seeds, choices, positions, 32)
     rows, blocks = torch.tensor([0, 1, 1]), torch.tensor([0, 5, 2])
     assert torch.equal(part.of(rows, blocks), whole.of(rows, blocks + 8))
 

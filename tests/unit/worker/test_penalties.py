@@ -11,17 +11,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.group import plan
+from tests.passes import FORMS, passes
 from tpserve.messages import Row
 from tpserve.parallel.partition import Span
 from tpserve.worker.penalties import Penalties
 
-CPU = torch.device("cpu")
 VOCAB = 40
 SLOTS = 8
 
 
-def make(start: int = 0, stop: int = VOCAB) -> Penalties:
-    return Penalties(SLOTS, Span(start, stop), CPU)
+def make(start: int = 0, stop: int = VOCAB, form: str = "torch") -> Penalties:
+    return Penalties(SLOTS, Span(start, stop), passes(form))
 
 
 def first(slot: int, prompt: list[int], sampled: list[int] | None = None, **penalties: float) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def definition(
     return out
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "penalties",
     [
@@ -70,9 +71,9 @@ def definition(
     ],
     ids=str,
 )
-def test_logits_of_ids_that_occurred_are_penalized_by_the_definition(penalties: dict[str, float]) -> None:
+def test_logits_of_ids_that_occurred_are_penalized_by_the_definition(form: str, penalties: dict[str, float]) -> None:
     prompt, sampled, logits = [3, 3, 5, 39, 0], [5, 7, 7, 7], make_logits(1)
-    made = make()
+    made = make(form=form)
     made.admit(plan(1, [first(2, prompt, sampled, **penalties)]))
     np.testing.assert_allclose(applied(made, logits, [2])[0], definition(logits[0], prompt, sampled, **penalties), rtol=1e-6)
 
@@ -87,8 +88,9 @@ def test_repetition_is_that_of_transformers() -> None:
     np.testing.assert_array_equal(applied(made, logits, [0]), theirs.numpy())
 
 
-def test_sampled_ids_count_from_the_next_step_on() -> None:
-    made, logits = make(), make_logits(1)
+@pytest.mark.parametrize("form", FORMS)
+def test_sampled_ids_count_from_the_next_step_on(form: str) -> None:
+    made, logits = make(form=form), make_logits(1)
     made.admit(plan(1, [first(0, [1, 2], presence_penalty=0.5, frequency_penalty=0.25)]))
     np.testing.assert_array_equal(applied(made, logits, [0]), logits)  # a prompt is not penalized by these
     for id_ in (9, 2, 9):
@@ -109,8 +111,9 @@ def test_past_told_at_once_is_the_past_counted_one_by_one() -> None:
     np.testing.assert_array_equal(applied(counted, logits, [4]), applied(told, logits, [6]))
 
 
-def test_each_row_has_its_own_penalties_and_rows_without_are_left_alone() -> None:
-    made, logits = make(), make_logits(5)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_row_has_its_own_penalties_and_rows_without_are_left_alone(form: str) -> None:
+    made, logits = make(form=form), make_logits(5)
     rows = [
         first(3, [1, 2]),
         first(5, [4, 4, 4], [8, 8], repetition_penalty=1.5),
@@ -156,8 +159,9 @@ def test_row_that_was_not_finite_counts_no_id() -> None:
     np.testing.assert_array_equal(applied(made, logits, [1]), logits)
 
 
-def test_logits_that_are_not_finite_stay_so() -> None:
-    made, logits = make(), make_logits(1)
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_that_are_not_finite_stay_so(form: str) -> None:
+    made, logits = make(form=form), make_logits(1)
     logits[0, :3] = np.nan, np.inf, -np.inf
     made.admit(plan(1, [first(1, [0, 1, 2], [0, 1, 2], repetition_penalty=1.3, frequency_penalty=1.0)]))
     np.testing.assert_array_equal(applied(made, logits, [1])[0, :3], logits[0, :3])
@@ -176,7 +180,7 @@ class _Counting(TorchDispatchMode):
 
 
 def test_rows_without_penalties_cost_no_operation_and_others_share_theirs() -> None:
-    made, logits = Penalties(256, Span(0, 50_000), CPU), torch.zeros(256, 50_000)
+    made, logits = Penalties(256, Span(0, 50_000)), torch.zeros(256, 50_000)
     made.admit(plan(1, [first(slot, [1, 2, 3]) for slot in range(256)]))
     with _Counting() as none:
         made.apply_(logits, np.arange(256))

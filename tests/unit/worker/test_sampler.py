@@ -11,13 +11,12 @@ import torch
 from scipy import stats
 
 from tests import ranks as jobs
+from tests.passes import BEST, FORMS, passes
 from tests.ranks import Ranks
 from tpserve.parallel.collectives import Alone
 from tpserve.parallel.partition import VOCAB_UNIT
 from tpserve.worker.noise import LANES, RowNoise
 from tpserve.worker.sampler import NOT_FINITE, Sampler, SamplingRows
-
-CPU = torch.device("cpu")
 
 
 def make_rows(
@@ -61,17 +60,17 @@ def make_logits(count: int, columns: int, seed: int = 0, scale: float = 4.0) -> 
     return (scale * np.random.default_rng(seed).standard_normal((count, columns))).astype(np.float32)
 
 
-def sample(logits: np.ndarray, rows: SamplingRows) -> np.ndarray:
+def sample(logits: np.ndarray, rows: SamplingRows, form: str = "torch") -> np.ndarray:
     """The ids that a single rank samples."""
     whole = torch.from_numpy(logits)
-    ids, _ = Sampler(Alone(), 0).sample(whole, rows, 1, b"", whole[:0])
+    ids, _ = Sampler(Alone(), 0, passes=passes(form)).sample(whole, rows, 1, b"", whole[:0])
     return ids.numpy()
 
 
-def sample_on(ranks: Ranks, starts: Sequence[int], logits: np.ndarray, rows: SamplingRows) -> np.ndarray:
+def sample_on(ranks: Ranks, starts: Sequence[int], logits: np.ndarray, rows: SamplingRows, form: str = BEST) -> np.ndarray:
     """The ids that ranks with these first ids sample; they must agree."""
     ranks.open(len(starts))
-    results = [ids for (ids,) in ranks.run(jobs.sample, [(logits, rows)], starts)]
+    results = [ids for (ids,) in ranks.run(jobs.sample, [(logits, rows)], starts, None, form)]
     for ids in results:
         np.testing.assert_array_equal(ids, results[0])
     return np.asarray(results[0])
@@ -79,7 +78,7 @@ def sample_on(ranks: Ranks, starts: Sequence[int], logits: np.ndarray, rows: Sam
 
 def noise_of(rows: SamplingRows, columns: int) -> np.ndarray:
     """The noise of every id in every row."""
-    source = RowNoise(rows.seeds, rows.choices, rows.positions, 0, CPU)
+    source = RowNoise(rows.seeds, rows.choices, rows.positions, 0)
     blocks = -(-columns // LANES)
     row = torch.arange(len(rows.positions)).repeat_interleave(blocks)
     block = torch.arange(blocks).repeat(len(rows.positions))
@@ -91,56 +90,62 @@ def even_starts(size: int, columns: int) -> tuple[int, ...]:
     return tuple(VOCAB_UNIT * (units // size * rank + min(rank, units % size)) for rank in range(size))
 
 
-def test_greedy_rows_take_the_greatest_and_the_lowest_of_equals() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_greedy_rows_take_the_greatest_and_the_lowest_of_equals(form: str) -> None:
     logits = make_logits(50, 200)
     logits[:, 77] = logits[:, 150] = 100.0
     logits[0, 20] = 100.0
-    assert sample(logits, make_rows(50, temperature=0.0)).tolist() == [20] + [77] * 49
-    assert sample(logits, make_rows(50, temperature=9e-6)).tolist() == [20] + [77] * 49
+    assert sample(logits, make_rows(50, temperature=0.0), form).tolist() == [20] + [77] * 49
+    assert sample(logits, make_rows(50, temperature=9e-6), form).tolist() == [20] + [77] * 49
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("columns", [1, 5, 64, 203])
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 5.0, 1e30])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 3e4])
 def test_unfiltered_rows_take_the_greatest_logit_over_temperature_plus_noise(
-    columns: int, temperature: float, scale: float
+    form: str, columns: int, temperature: float, scale: float
 ) -> None:
     rows, logits = make_rows(40, temperature), make_logits(40, columns, scale=scale)
     sums = logits / np.float32(temperature) + noise_of(rows, columns)
-    np.testing.assert_array_equal(sample(logits, rows), sums.argmax(axis=1))
+    np.testing.assert_array_equal(sample(logits, rows, form), sums.argmax(axis=1))
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 1e30])
-def test_filtered_rows_take_the_greatest_sum_that_is_left(temperature: float) -> None:
+def test_filtered_rows_take_the_greatest_sum_that_is_left(form: str, temperature: float) -> None:
     rows, logits = make_rows(60, temperature, top_k=20), make_logits(60, 203)
     least = np.sort(logits, axis=1)[:, -20, None]
     sums = (logits - logits.max(axis=1, keepdims=True)) / np.float32(temperature) + noise_of(rows, 203)
-    ids = sample(logits, rows)
+    ids = sample(logits, rows, form)
     np.testing.assert_array_equal(ids, np.where(logits >= least, sums, -np.inf).argmax(axis=1))
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limits", [{"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
-def test_filters_at_their_narrowest_are_greedy(limits: dict[str, Any]) -> None:
+def test_filters_at_their_narrowest_are_greedy(form: str, limits: dict[str, Any]) -> None:
     logits = make_logits(40, 100)
-    ids = sample(logits, make_rows(40, 2.0, **limits))
+    ids = sample(logits, make_rows(40, 2.0, **limits), form)
     np.testing.assert_array_equal(ids, logits.argmax(axis=1))
 
 
-def test_rows_of_all_kinds_together_are_sampled_as_each_alone() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_all_kinds_together_are_sampled_as_each_alone(form: str) -> None:
     rows, logits = mixed_rows(72), make_logits(72, 300)
     unfiltered, filtered = rows.kinds()
     assert min(len(unfiltered), len(filtered)) > 10
-    ids = sample(logits, rows)
+    ids = sample(logits, rows, form)
     for i in range(72):
-        assert sample(logits[i : i + 1], rows.take(np.array([i]))) == ids[i]
+        assert sample(logits[i : i + 1], rows.take(np.array([i])), form) == ids[i]
 
 
+@pytest.mark.parametrize("form", ["torch", BEST])
 @pytest.mark.parametrize(("size", "columns"), [(2, 300), (3, 300), (4, 150), (4, 96), (3, 33), (4, 5000)])
-def test_ids_at_any_size_are_those_of_one_rank(ranks: Ranks, size: int, columns: int) -> None:
+def test_ids_at_any_size_are_those_of_one_rank(ranks: Ranks, size: int, columns: int, form: str) -> None:
     starts = even_starts(size, columns)
     rows, logits = mixed_rows(100), make_logits(100, columns, seed=size)
     logits[::5] = logits[::5].round()  # with ties, across ranks too
-    np.testing.assert_array_equal(sample_on(ranks, starts, logits, rows), sample(logits, rows))
+    np.testing.assert_array_equal(sample_on(ranks, starts, logits, rows, form), sample(logits, rows))
 
 
 def test_ids_change_with_seed_choice_and_position() -> None:
@@ -188,15 +193,16 @@ def test_sampled_frequencies_match_the_closed_form(
     assert stats.chisquare(observed, wanted).pvalue > 0.001
 
 
+@pytest.mark.parametrize("form", ["torch", BEST])
 @pytest.mark.parametrize("starts", [(0,), (0, 32, 64)], ids=["tp 1", "tp 3"])
-def test_rows_that_are_not_finite_end_alone_on_all_ranks(ranks: Ranks, starts: tuple[int, ...]) -> None:
+def test_rows_that_are_not_finite_end_alone_on_all_ranks(ranks: Ranks, starts: tuple[int, ...], form: str) -> None:
     rows, logits = mixed_rows(72), make_logits(72, 96)
     good = sample(logits, rows)
     logits[10:13, 50] = np.nan
     logits[20:23, 5] = np.inf
     logits[30:33] = -np.inf
     logits[40:43, :60] = -np.inf  # may be: there are others
-    ids = sample_on(ranks, starts, logits, rows)
+    ids = sample_on(ranks, starts, logits, rows, form)
     bad = np.isin(np.arange(72), [*range(10, 13), *range(20, 23), *range(30, 33)])
     assert (ids[bad] == NOT_FINITE).all()
     assert (ids[40:43] >= 60).all()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests import ranks as jobs
+from tests.passes import FORMS, passes
 from tests.ranks import Ranks
 from tests.unit.worker.test_sampler import even_starts, make_logits, make_rows
 from tpserve.messages import Scores
@@ -37,15 +38,16 @@ def check(found: list[tuple[int, float]], wanted: list[tuple[int, float]], atol:
     np.testing.assert_allclose([x for _, x in found], [x for _, x in wanted], atol=atol)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_scores_of_sampled_ids_are_those_of_the_raw_logits_at_every_size(ranks: Ranks, size: int) -> None:
+def test_scores_of_sampled_ids_are_those_of_the_raw_logits_at_every_size(ranks: Ranks, size: int, form: str) -> None:
     raw = make_logits(12, COLUMNS)
     tops = np.array([-1, 0, 1, 5, 20, 3] * 2)
     rows = replace(make_rows(12, temperature=1.5), logprobs=tops)
     changed = np.where(np.arange(COLUMNS) % 2, raw * 0.5 - 3, -np.inf).astype(np.float32)
     ranks.open(size)
     starts = even_starts(size, COLUMNS)
-    results = ranks.run(jobs.score, changed, raw, rows, starts)
+    results = ranks.run(jobs.score, changed, raw, rows, starts, form)
     for ids, scores in results:
         assert all(ids % 2)
         assert positions(scores)[0] == positions(scores)[6] == []
@@ -81,9 +83,11 @@ def test_rank_without_a_column_changes_nothing(ranks: Ranks) -> None:
             check(found, definition(logits[row], ids[row], 2))
 
 
-def test_equal_logits_are_listed_by_id() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_logits_are_listed_by_id(form: str) -> None:
     whole = torch.zeros(1, 9)
-    _, scores = Sampler(Alone(), 0).sample(whole, replace(make_rows(1, 0.0), logprobs=np.array([9])), 1, b"", whole)
+    rows = replace(make_rows(1, 0.0), logprobs=np.array([9]))
+    _, scores = Sampler(Alone(), 0, passes=passes(form)).sample(whole, rows, 1, b"", whole)
     assert scores.ids.tolist() == [0, *range(9)]
 
 
