@@ -18,7 +18,7 @@ from tpserve.child import Charge, Control
 from tpserve.codec import MessageError
 from tpserve.kernels import memory
 from tpserve.kernels.interface import Kernels
-from tpserve.kernels.native.kernels import NativeKernels
+from tpserve.kernels.native.kernels import MAX_HEAD_DIM, NativeKernels
 from tpserve.kernels.native.library import Library, NotBuilt, Team, library
 from tpserve.kernels.torch_kernels import TorchKernels
 from tpserve.memory import page_bytes, pages_for, weight_bytes
@@ -233,6 +233,9 @@ def _native(charge: Charge) -> Library | None:
     if device != "cpu" or settings.kernels == "torch":
         return None
     try:
+        head_dim = charge.deployment.spec.head_dim
+        if head_dim > MAX_HEAD_DIM:
+            raise NotBuilt(f"native attention is for heads of up to {MAX_HEAD_DIM} dimensions, not {head_dim}")
         lib = library()
     except NotBuilt as error:
         if settings.kernels == "native":

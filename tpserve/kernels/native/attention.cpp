@@ -15,7 +15,7 @@ namespace {
 
 constexpr int KEYS = 64;           // of a tile
 constexpr int MOST_LINES = 192;    // of an item; what unpacking a tile of keys costs is shared by so many
-constexpr int MAX_HEAD_DIM = 512;
+constexpr int MAX_HEAD_DIM = 512;  // larger ones are refused before a program is recorded
 constexpr int LINES_OF_LOAD = 16;  // reading and unpacking a key takes about as long as multiplying it with so many lines
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
@@ -124,11 +124,11 @@ template <class E, class Q, class D> class Attention {
     Keys<Stored> tiles[2];
     locate(item, item.begin, tiles[0]);
     for (int now = 0;; now ^= 1) {
-      const Keys<Stored>& tile = tiles[now];
+      Keys<Stored>&tile = tiles[now], &ahead = tiles[now ^ 1];
       int64_t end = tile.begin + tile.count;
-      if (end < item.end) locate(item, end, tiles[now ^ 1]);
-      else if (next) locate(*next, next->begin, tiles[now ^ 1]);
-      add_keys(item, tile, tiles[now ^ 1]);
+      if (end < item.end) locate(item, end, ahead);
+      else if (next) locate(*next, next->begin, ahead);
+      add_keys(item, tile, end < item.end || next ? ahead : tile);
       if (end == item.end) break;
     }
     store_out(item);

@@ -32,7 +32,7 @@ _X86_LEVELS = {
 _SHELL = ("cpu.cpp", "collective.cpp", "team.cpp", "program.cpp", "entry.cpp", "sampling_entry.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
 # GCC 12 says of its own headers that they read what is not set, and of wide vectors that calls pass them differently.
-_QUIET = ("-Wno-psabi", "-Wno-maybe-uninitialized")
+_QUIET = ("-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 # Multiply-adds may be fused; nothing else of IEEE arithmetic is given up.
 _ARITHMETIC = ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 

@@ -45,8 +45,12 @@ inline uint16_t to_bf16(float x) {
 }
 
 inline vf load_bf16(const uint16_t* p) {
+#if defined(__AVX512F__)  // GCC 12 splits the general form in two
+  return (vf)((vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) << 16);
+#else
   vh h = *reinterpret_cast<const vh_unaligned*>(p);
   return (vf)(__builtin_convertvector(h, vi) << 16);
+#endif
 }
 
 inline void store_bf16(uint16_t* p, vf v) {
