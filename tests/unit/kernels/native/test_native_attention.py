@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native.abi import AttentionArgs, Dtype, Op, Step
-from tpserve.kernels.native.library import Library, NotBuilt, Program, Team, library
+from tpserve.kernels.native.library import Library, Program, Team
 
 DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
 F32 = (torch.float32, torch.float32)  # of queries, of the pools
@@ -22,14 +22,6 @@ BF16 = (torch.bfloat16, torch.bfloat16)
 TOLERANCES = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
 CANARY = 7.0
 ROOM = 5  # columns beside the result, which must stay as they are
-
-
-@pytest.fixture(scope="module", params=["plain", "avx2", "avx512", "amx"])
-def lib(request: pytest.FixtureRequest) -> Library:
-    try:
-        return library(request.param)
-    except NotBuilt as error:
-        pytest.skip(str(error))
 
 
 @dataclass(frozen=True)

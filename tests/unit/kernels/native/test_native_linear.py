@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native.abi import Activation, Dtype, LinearArgs, Op, Step
-from tpserve.kernels.native.library import Library, NotBuilt, Program, Team, library
+from tpserve.kernels.native.library import Library, Program, Team
 
 DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
 ACTIVATIONS = {
@@ -25,14 +25,6 @@ ACTIVATIONS = {
 }
 CANARY = -777.0
 ROOM = 3  # columns beside the result, which must stay as they are
-
-
-@pytest.fixture(scope="module", params=["plain", "avx2", "avx512", "amx"])
-def lib(request: pytest.FixtureRequest) -> Library:
-    try:
-        return library(request.param)
-    except NotBuilt as error:
-        pytest.skip(str(error))
 
 
 def guarded(tensor: Tensor) -> Tensor:

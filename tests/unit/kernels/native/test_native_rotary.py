@@ -11,7 +11,7 @@ from torch import Tensor
 from tpserve.kernels import reference
 from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native.abi import Dtype, NormKind, Op, RotaryArgs, Step, TurnsArgs
-from tpserve.kernels.native.library import Library, NotBuilt, Program, Team, library
+from tpserve.kernels.native.library import Library, Program, Team
 
 DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
 # A few roundings of float32, or one to the dtype in which the result is kept (half a unit in the last place, and a float32
@@ -19,14 +19,6 @@ DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: D
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1.01 * 2**-10, torch.bfloat16: 1.01 * 2**-7}
 EPS = 1e-5
 CANARY = 7.0
-
-
-@pytest.fixture(scope="module", params=["plain", "avx2", "avx512", "amx"])
-def lib(request: pytest.FixtureRequest) -> Library:
-    try:
-        return library(request.param)
-    except NotBuilt as error:
-        pytest.skip(str(error))
 
 
 def run(lib: Library, op: Op, args: ctypes.Structure, step: Step, threads: int) -> None:

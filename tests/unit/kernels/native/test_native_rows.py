@@ -11,19 +11,11 @@ from torch import Tensor
 from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native import abi
 from tpserve.kernels.native.abi import Dtype, NormKind, Op
-from tpserve.kernels.native.library import Library, NotBuilt, Program, Team, library
+from tpserve.kernels.native.library import Library, Program, Team
 
 DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
 # One rounding of the result; sums of squares in another order change the last bits of float32.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-
-
-@pytest.fixture(scope="module", params=["plain", "avx2", "avx512", "amx"])
-def lib(request: pytest.FixtureRequest) -> Library:
-    try:
-        return library(request.param)
-    except NotBuilt as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(params=[1, 3])
