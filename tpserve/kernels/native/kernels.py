@@ -104,7 +104,7 @@ class NativeKernels(Kernels):
         columns = weight.n // 2 if weight.gated else weight.n
         # What attention reads is normed and rotated in float32 first; what a product reads is in its dtype.
         name, dtype = ("qkv", torch.float32) if activation is None else ("up", self.compute)
-        out, bias = self._lines(name, columns, dtype), None if bias is None else bias.float()
+        out = self._lines(name, columns, dtype)
         args = self._linear_args(
             hidden, weight, out.data_ptr(), out.stride(0), _DTYPES[dtype], bias=bias, activation=activation
         )
@@ -143,9 +143,7 @@ class NativeKernels(Kernels):
         if not lines:
             raise ValueError(f"the memory that ranks share has slots of {slot_bytes} bytes, too few for {hidden} values")
         lines = min(lines, self.most_tokens)
-        partial = None
-        if group is None:
-            partial = self._buffers.setdefault("partial", self._arena.zeros((lines, hidden), torch.float32))
+        partial = self._dense("partial", hidden, torch.float32, lines) if group is None else None
         linears = [
             # Where the sum goes is known only when the step runs.
             self._linear_args(lines_in, matrix, 0, hidden, Dtype.F32, accumulate=number > 0)
@@ -211,11 +209,11 @@ class NativeKernels(Kernels):
             self._buffers[key] = self._arena.zeros((self.most_tokens, -(-columns // _PAD) * _PAD), dtype)
         return self._buffers[key][:, :columns]
 
-    def _dense(self, name: str, columns: int, dtype: torch.dtype) -> Tensor:
-        """The same, without padding."""
+    def _dense(self, name: str, columns: int, dtype: torch.dtype, lines: int | None = None) -> Tensor:
+        """The same, without padding, and of another number of lines if one is given."""
         key = f"{name}.{columns}"
         if key not in self._buffers:
-            self._buffers[key] = self._arena.zeros((self.most_tokens, columns), dtype)
+            self._buffers[key] = self._arena.zeros((lines or self.most_tokens, columns), dtype)
         return self._buffers[key]
 
     def _turns(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
