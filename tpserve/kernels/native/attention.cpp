@@ -3,42 +3,13 @@
 // The query heads that share a KV head are lines of one matrix, as are a row's tokens: line = token * group + head. So a row
 // that decodes is a matrix of few lines, a prefill chunk one of many, and both take the same way: for each tile of keys,
 // scores = lines * keys, weights = exp(scores - highest so far), out += weights * values.
-#include <cstdlib>
-#include <limits>
-#include <memory>
-
-#include "kernels.h"
+#include "attention.h"
+#include "attention_few.h"
+#include "attention_many.h"
 #include "tiles.h"
 
 namespace LEVEL {
 namespace {
-
-constexpr int KEYS = 64;           // of a tile
-constexpr int MOST_LINES = 192;    // of an item; what unpacking a tile of keys costs is shared by so many
-constexpr int MAX_HEAD_DIM = 512;  // larger ones are refused before a program is recorded
-constexpr int LINES_OF_LOAD = 16;  // reading and unpacking a key takes about as long as multiplying it with so many lines
-constexpr float LOWEST = std::numeric_limits<float>::lowest();
-constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
-
-// Some lines of one row and KV head: what one thread does at a time.
-struct Item {
-  int64_t row;
-  int64_t head;      // of keys
-  int64_t token;     // of the first line
-  int64_t position;  // of that token
-  int phase;         // the first line's head in the group
-  int lines;
-  int64_t begin, end;  // positions of the keys that any of the lines sees
-};
-
-// A tile of keys, and where they and their values lie. Those that no line sees have no place in it, so they are never read;
-// what is behind the last one points to zeros, since even what is multiplied with a weight of zero must be finite.
-template <class T> struct Keys {
-  int64_t begin = 0;  // position of the first
-  int count = 0;
-  const T* keys[KEYS];
-  const T* values[KEYS];
-};
 
 // One thread's working memory.
 struct alignas(64) Scratch {
@@ -52,128 +23,53 @@ struct alignas(64) Scratch {
   float highest[MOST_LINES];
 };
 
-Scratch& scratch() {
-  struct Free {
-    void operator()(void* memory) { std::free(memory); }
-  };
-  // On the heap, where only what a model's shape needs is ever touched.
-  thread_local std::unique_ptr<Scratch, Free> memory(static_cast<Scratch*>(std::aligned_alloc(64, sizeof(Scratch))));
-  return *memory;
-}
-
-// Scores become softcap * tanh(score / softcap). The error is absolute: a few units of 1e-7 * softcap.
-vf capped(vf x, float softcap) {
-  vf twice = min(x * (2.0f / softcap), splat(80.0f));
-  return softcap - 2.0f * softcap / (exp(twice) + 1.0f);
-}
-
 // Queries of dtype Q; keys and values of dtype D, multiplied as words of E.
 template <class E, class Q, class D> class Attention {
  public:
-  Attention(const AttentionArgs& args, const Step& step)
-      : a(args), step(step), s(scratch()), group(a.heads / a.kv_heads),
+  typedef typename Q::type Query;
+  typedef typename D::type Stored;
+
+  explicit Attention(const Items<Query, Stored>& items)
+      : items(items), a(items.a), s(scratch<Scratch>()), group(items.group),
         width((a.head_dim + COLUMNS - 1) / COLUMNS * COLUMNS), steps(width / E::values) {}
 
-  // The items that fall to this thread: all threads get about as much to do.
-  void run(Share share) {
-    int64_t total = 0, before = 0;
-    each_item([&](const Item& item) { total += cost(item); });
-    Item mine;
-    bool any = false;
-    each_item([&](const Item& item) {
-      int64_t middle = before + cost(item) / 2;
-      before += cost(item);
-      if (middle * share.threads / total != share.thread) return;
-      if (any) attend(mine, &item);
-      mine = item;
-      any = true;
-    });
-    if (any) attend(mine, nullptr);
+  void attend(const Item& item, const Item* next) {
+    load_queries(item);
+    for (int line = 0; line < item.lines; line++) s.highest[line] = LOWEST, s.sum[line] = vf{};
+    items.each_tile(item, next, [&](const Keys<Stored>& tile, const Keys<Stored>& ahead) { add_keys(item, tile, ahead); });
+    store_out(item);
   }
 
  private:
-  typedef typename Q::type Query;
-  typedef typename D::type Stored;
+  const Items<Query, Stored>& items;
   const AttentionArgs& a;
-  const Step& step;
   Scratch& s;
   const int group;
   const int width;  // head_dim rounded up; what is behind head_dim is zero
   const int steps;  // words of it
 
-  static int64_t cost(const Item& item) { return (item.end - item.begin) * (item.lines + LINES_OF_LOAD); }
-
-  template <class F> void each_item(F f) const {
-    for (int64_t row = 0; row < step.rows; row++) {
-      int64_t lines = step.counts[row] * group;
-      for (int64_t first = 0; first < lines; first += MOST_LINES) {
-        int64_t last = (first + MOST_LINES < lines ? first + MOST_LINES : lines) - 1;
-        int64_t oldest = step.starts[row] + first / group, newest = step.starts[row] + last / group;
-        int64_t begin = a.window > 0 && oldest >= a.window ? oldest + 1 - a.window : 0;
-        int phase = int(first % group), count = int(last + 1 - first);
-        Item item = {row, 0, step.first[row] + first / group, oldest, phase, count, begin, newest + 1};
-        for (; item.head < a.kv_heads; item.head++) f(item);
-      }
-    }
-  }
-
-  // `next` is what the thread does afterwards, or null: its first keys are fetched ahead.
-  void attend(const Item& item, const Item* next) {
-    load_queries(item);
-    for (int line = 0; line < item.lines; line++) s.highest[line] = LOWEST, s.sum[line] = vf{};
-    Keys<Stored> tiles[2];
-    locate(item, item.begin, tiles[0]);
-    for (int now = 0;; now ^= 1) {
-      Keys<Stored>&tile = tiles[now], &ahead = tiles[now ^ 1];
-      int64_t end = tile.begin + tile.count;
-      if (end < item.end) locate(item, end, ahead);
-      else if (next) locate(*next, next->begin, ahead);
-      add_keys(item, tile, end < item.end || next ? ahead : tile);
-      if (end == item.end) break;
-    }
-    store_out(item);
-  }
-
-  void locate(const Item& item, int64_t begin, Keys<Stored>& tile) const {
-    static const Stored zeros[MAX_HEAD_DIM] = {};
-    const int64_t* page = step.tables + step.slots[item.row] * step.table_stride + begin / a.page_size;
-    int64_t within = begin % a.page_size, stride = int64_t(a.kv_heads) * a.head_dim;
-    tile.begin = begin;
-    tile.count = int(item.end - begin < KEYS ? item.end - begin : KEYS);
-    for (int i = 0; i < tile.count; page++, within = 0) {
-      int64_t first = (*page * a.page_size + within) * stride + item.head * a.head_dim;
-      auto *key = static_cast<const Stored*>(a.keys) + first, *value = static_cast<const Stored*>(a.values) + first;
-      for (; within < a.page_size && i < tile.count; within++, i++, key += stride, value += stride)
-        tile.keys[i] = key, tile.values[i] = value;
-    }
-    for (int i = tile.count; i < KEYS; i++) tile.keys[i] = tile.values[i] = zeros;
-  }
-
   void load_queries(const Item& item) {
-    for (int line = 0; line < item.lines; line++) {
-      int64_t token = item.token + (item.phase + line) / group, head = item.head * group + (item.phase + line) % group;
-      const Query* query = static_cast<const Query*>(a.queries) + (token * a.heads + head) * a.head_dim;
+    items.each_line(item, [&](int line, int token, int64_t head) {
+      const Query* query = items.query(item, token, head);
       for (int i = 0; i < width; i += W) E::put(s.queries + line * steps, i, part<Q>(query, i));
-    }
+    });
   }
 
   void store_out(const Item& item) {
-    for (int line = 0; line < item.lines; line++) {
-      int64_t token = item.token + (item.phase + line) / group, head = item.head * group + (item.phase + line) % group;
-      Query* to = static_cast<Query*>(a.out) + token * a.out_stride + head * a.head_dim;
+    items.each_line(item, [&](int line, int token, int64_t head) {
+      Query* to = items.out(item, token, head);
       const float* out = s.out + line * width;
       float share = 1.0f / sum(s.sum[line]);
       int i = 0;
       for (; i + W <= a.head_dim; i += W) Q::store(to + i, load(out + i) * share);
       for (; i < a.head_dim; i++) to[i] = Q::put(out[i] * share);
-    }
+    });
   }
 
   void add_keys(const Item& item, const Keys<Stored>& tile, const Keys<Stored>& ahead) {
     int columns = (tile.count + COLUMNS - 1) / COLUMNS * COLUMNS;
-    // Lines before the first key see nothing of the tile; they are left out by whole tiles of AMX.
-    int64_t unseeing = (tile.begin - item.position) * group - item.phase;
-    int from = unseeing > 0 ? int(unseeing) / 16 * 16 : 0;
+    int64_t unseeing = (tile.begin - item.position) * group - item.phase;  // lines before the first key
+    int from = unseeing > 0 ? int(unseeing) : 0;
     Matrix scores = {s.scores + from * KEYS, KEYS};
     Matrix weights = {s.weights + from * (KEYS / E::values), KEYS / E::values};
     unpack_keys(tile, ahead, columns);
@@ -273,31 +169,45 @@ template <class E, class Q, class D> class Attention {
       const Stored *line = tile.values[key], *next = tile.values[key + E::values - 1];
       for (int word = 0; word < steps; word += W) {
         for (int i = 0; i < E::values; i++) fetch(ahead.values[key + i] + word * E::values);
-        if constexpr (E::values == 1) store(to + word, words(line, word));
-        else E::interleave(words(line, word), words(next, word), to + 2 * word);
+        vf columns[E::values];
+        E::columns(words(line, word), words(next, word), columns);
+        for (int v = 0; v < E::values; v++) store(to + word * E::values + v * W, columns[v]);
       }
     }
   }
 };
 
 template <class E, class Q, class D> void attend(const AttentionArgs& a, const Step& step, Share share) {
-  Attention<E, Q, D>(a, step).run(share);
+  Items<typename Q::type, typename D::type> items(a, step);
+  Attention<E, Q, D> any(items);
+  items.run(share, [&](const Item& item, const Item* next) { any.attend(item, next); });
 }
+
+#ifdef __AMX_BF16__
+void attend_by_tiles(const AttentionArgs& a, const Step& step, Share share) {
+  Items<uint16_t, uint16_t> items(a, step);
+  ManyLines many(items);
+  FewLines<1> up_to_16(items);
+  FewLines<2> up_to_8(items);
+  FewLines<4> up_to_4(items);
+  configure_tiles();
+  items.run(share, [&](const Item& item, const Item* next) {
+    if (item.lines > 16) many.attend(item, next);
+    else if (item.lines > 8) up_to_16.attend(item, next);
+    else if (item.lines > 4) up_to_8.attend(item, next);
+    else up_to_4.attend(item, next);
+  });
+  _tile_release();
+}
+#endif
 
 }  // namespace
 
 void attention(const AttentionArgs& a, const Step& step, Share share) {
-#ifdef __AVX512BF16__
-  if (a.query_dtype == BF16 && a.kv_dtype == BF16) {
-#ifdef __AMX_BF16__
-    configure_tiles();
-#endif
-    attend<Pairs, Float<BF16>, Float<BF16>>(a, step, share);
-#ifdef __AMX_BF16__
-    _tile_release();
-#endif
-    return;
-  }
+#if defined(__AMX_BF16__)
+  if (a.query_dtype == BF16 && a.kv_dtype == BF16) return attend_by_tiles(a, step, share);
+#elif defined(__AVX512BF16__)
+  if (a.query_dtype == BF16 && a.kv_dtype == BF16) return attend<Pairs, Float<BF16>, Float<BF16>>(a, step, share);
 #endif
   with_dtype(a.query_dtype, [&](auto q) {
     with_dtype(a.kv_dtype, [&](auto d) { attend<Singles, decltype(q), decltype(d)>(a, step, share); });
