@@ -14,6 +14,7 @@ from tpserve import keys, machine, memory
 from tpserve.checkpoint import folder, generation, headers, source
 from tpserve.deployment import ApiKey, Deployment
 from tpserve.frontend.chat import template
+from tpserve.kernels import choice
 from tpserve.limits import Limits, limits
 from tpserve.model import families
 from tpserve.model.spec import ModelSpec
@@ -54,6 +55,7 @@ def _resolve(settings: Settings) -> Deployment:
     config = folder.read_json(files.path / "config.json")
     spec = _spec(config)
     shards = _shards(spec, settings.tp)
+    native, of_kernels = choice.choose(settings, device, spec)
     tokenizer = Tokenizer(files.tokenizer)
     beyond = tokenizer.beyond(spec.vocab_size)
     stop_ids = folder.stop_ids(files.path, config, files.tokenizer, tokenizer.id_of, spec.vocab_size)
@@ -75,6 +77,7 @@ def _resolve(settings: Settings) -> Deployment:
         spec=spec,
         device=device,
         dtype=dtype,
+        native=native,
         page_size=settings.block_size,
         num_pages=pages,
         max_model_len=sizes.max_model_len,
@@ -87,6 +90,7 @@ def _resolve(settings: Settings) -> Deployment:
         threads_per_rank=max(1, cores // settings.tp),
         notes=(
             *_notes(settings, device, dtype, cores, stop_ids, unused, beyond),
+            *([of_kernels] if of_kernels else ()),
             *_key_notes(settings, api_keys),
             *generation.notes(files.path, sampling),
             *sizes.notes,

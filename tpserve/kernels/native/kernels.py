@@ -21,7 +21,6 @@ from tpserve.parallel.collectives import Alone
 from tpserve.parallel.shared_memory_native import NativeSharedMemory
 
 _DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
-MAX_HEAD_DIM = 512  # of `attention.cpp`
 _BLOCK = 16  # columns of a packed weight
 _PAD = 32  # of a packed weight's inner dimension, and so of the lines that are multiplied
 _ALONE_BYTES = 1 << 20  # of the buffer in which partial sums are added up where there is one rank
