@@ -34,6 +34,21 @@ class Native(BaseModel):
     sources: str  # digest of what they were built of
 
 
+class RankMemory(BaseModel):
+    """What one rank holds, in bytes; of what ranks share, its part."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: int
+    pool: int  # of KV pages
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.pool + self.buffers
+
+
 class Deployment(BaseModel):
     """Resolved values. `num_pages` is None where only a loaded device can tell (CUDA)."""
 
@@ -49,6 +64,7 @@ class Deployment(BaseModel):
     native: Native | None = None  # None: torch computes
     page_size: int  # tokens
     num_pages: int | None
+    memory: tuple[RankMemory, ...] = ()  # of each rank, where it is known beforehand (CPUs)
     max_model_len: int  # tokens of prompt and answer
     max_num_seqs: int
     max_num_batched_tokens: int

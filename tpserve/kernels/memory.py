@@ -6,8 +6,11 @@ under virtual machines that halves the speed, or worse.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +18,8 @@ from torch import Tensor
 _CHUNK_BYTES = 64 << 20
 _ALIGN_BYTES = 64  # a cache line
 _HUGE_BYTES = 2 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_APART_BYTES, _MOST_HEAP_BYTES = 128 << 10, 32 << 20  # glibc's first and its largest threshold
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -29,6 +34,22 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     begin = -whole.data_ptr() % _HUGE_BYTES
     return whole[begin : begin + items * dtype.itemsize].view(dtype).view(shape)
+
+
+@contextmanager
+def large_ones_apart() -> Iterator[None]:
+    """Within, what is large gets memory of its own from malloc, which goes back when it is freed.
+
+    Else the C library learns from the first large one to take them from its heap, and keeps what was the most at once for
+    good. Afterwards it does so within its own limits.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, _APART_BYTES)
+    try:
+        yield
+    finally:
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_HEAP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MOST_HEAP_BYTES)
 
 
 class Arena:

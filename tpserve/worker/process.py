@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,9 @@ class Worker:
         if deployment.settings.script is not None:
             return ScriptedDecoder(spec, self.shard, Path(deployment.settings.script))
         kernels = self._kernels(collectives)
-        weights = load(spec, self.shard, source, self.device, self.storage, kernels, progress)
+        # Torch's weights stay where they are read to; native ones are packed elsewhere, and what they were read to is freed.
+        with nullcontext() if self.lib is None else memory.large_ones_apart():
+            weights = load(spec, self.shard, source, self.device, self.storage, kernels, progress)
         if isinstance(source, Safetensors):
             logger.debug("read %d bytes of tensor slices", source.requested_bytes)
         return Decoder(spec, self.shard, weights, kernels, self.compute)
@@ -119,7 +122,7 @@ class Worker:
         os.sched_setaffinity(0, cores[:1])  # each thread of the team has a core of its own
         torch.set_num_threads(1)
         return NativeKernels(
-            deployment.spec, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
+            deployment.spec, self.shard, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
             deployment.max_num_batched_tokens, deployment.max_num_seqs,
         )  # fmt: skip
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from tpserve.kernels.memory import Arena, zeros
+from tpserve.kernels.memory import Arena, large_ones_apart, zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
@@ -24,3 +26,18 @@ def test_arena_tensors_lie_apart_on_cache_lines_and_outlive_it() -> None:
         tensor.fill_(number)
     assert all((tensor == number).all() for number, tensor in enumerate(tensors))
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+
+
+def is_mapped(address: int) -> bool:
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+
+def test_large_memory_apart_goes_back_to_the_system_when_it_is_freed() -> None:
+    with large_ones_apart():
+        for _ in range(2):  # from the first the C library would learn
+            tensor = torch.ones(3 << 20)
+            address = tensor.data_ptr()
+            assert is_mapped(address)
+            del tensor
+            assert not is_mapped(address)
