@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -19,7 +17,8 @@ _CHUNK_BYTES = 64 << 20
 _ALIGN_BYTES = 64  # a cache line
 _HUGE_BYTES = 2 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_APART_BYTES, _MOST_HEAP_BYTES = 128 << 10, 32 << 20  # glibc's first and its largest threshold
+_LARGE_BYTES = 128 << 10  # as glibc has it at first
+_SPARE_BYTES = 2 << 20  # kept at the end of the heap
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -36,20 +35,14 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return whole[begin : begin + items * dtype.itemsize].view(dtype).view(shape)
 
 
-@contextmanager
-def large_ones_apart() -> Iterator[None]:
-    """Within, what is large gets memory of its own from malloc, which goes back when it is freed.
+def give_back_large_ones() -> None:
+    """From now on, what is large gets memory of its own from malloc, which goes back when it is freed.
 
-    Else the C library learns from the first large one to take them from its heap, and keeps what was the most at once for
-    good. Afterwards it does so within its own limits.
+    Else the C library learns from the first large one to take them from its heap, and keeps what was the most at once.
     """
     libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, _APART_BYTES)
-    try:
-        yield
-    finally:
-        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_HEAP_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MOST_HEAP_BYTES)
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _SPARE_BYTES)
 
 
 class Arena:

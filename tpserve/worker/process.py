@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -106,9 +105,7 @@ class Worker:
         if deployment.settings.script is not None:
             return ScriptedDecoder(spec, self.shard, Path(deployment.settings.script))
         kernels = self._kernels(collectives)
-        # Torch's weights stay where they are read to; native ones are packed elsewhere, and what they were read to is freed.
-        with nullcontext() if self.lib is None else memory.large_ones_apart():
-            weights = load(spec, self.shard, source, self.device, self.storage, kernels, progress)
+        weights = load(spec, self.shard, source, self.device, self.storage, kernels, progress)
         if isinstance(source, Safetensors):
             logger.debug("read %d bytes of tensor slices", source.requested_bytes)
         return Decoder(spec, self.shard, weights, kernels, self.compute)
@@ -118,6 +115,7 @@ class Worker:
         if self.lib is None:
             return TorchKernels(deployment.spec, collectives, self.compute, self.device, deployment.page_size)
         assert isinstance(collectives, Alone | NativeSharedMemory)
+        memory.give_back_large_ones()  # weights are packed elsewhere than they are read to
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[:1])  # each thread of the team has a core of its own
         torch.set_num_threads(1)
