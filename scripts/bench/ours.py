@@ -18,11 +18,10 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
-from client import Answer, Load, measure, stream
+from client import Load, measure, stream
 from load import VOCABULARY, prompts
 from servers import Server, free_port, tpserve
 
