@@ -32,7 +32,7 @@ _DTYPES: dict[str, Dtype] = {
     "float32": "float32",
     "float": "float32",
 }
-_LEAST: Dtype = "float16"  # what a model needs at least whose dtype only its weights tell
+_LEAST: Dtype = "bfloat16"  # what a model needs at least whose dtype only its weights tell
 
 
 def resolve(settings: Settings) -> Deployment:
@@ -199,9 +199,7 @@ def _fit(
     sizes = limits(settings, spec, None if pages is None else pages * settings.block_size, device)
     if device != "cpu" or pages is None:
         return pages, sizes, ()
-    held = memory.rank_memory(
-        spec, shards, dtype, sizes, pages=pages, page_size=settings.block_size, table=table
-    )  # fmt: skip
+    held = memory.rank_memory(spec, shards, dtype, sizes, pages=pages, page_size=settings.block_size, table=table)
     _check_memory(memory.host_memory(held), available_bytes)
     return pages, sizes, held
 
