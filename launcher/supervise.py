@@ -23,6 +23,7 @@ from tpserve import board
 from tpserve.child import Charge
 from tpserve.codec import MessageError
 from tpserve.deployment import Deployment
+from tpserve.memory import host_memory
 from tpserve.messages import (
     Drained,
     Failure,
@@ -362,5 +363,13 @@ def _capacity(deployment: Deployment, pages: int) -> str:
     workers = "worker" if deployment.settings.tp == 1 else "workers"
     return (
         f"serving {deployment.served_names[0]} in {deployment.dtype} on {deployment.device}, {deployment.settings.tp}"
-        f" {workers}: up to {length} tokens a request, KV cache of {tokens} tokens"
+        f" {workers}: up to {length} tokens a request, KV cache of {tokens} tokens{_memory(deployment)}"
     )
+
+
+def _memory(deployment: Deployment) -> str:
+    if not deployment.memory:
+        return ""
+    held = host_memory(deployment.memory)
+    parts = {"weights": held.weights, "KV pages": held.pool, "buffers": held.buffers}
+    return "; memory: " + ", ".join(f"{name} {size / 1024**2:.0f} MiB" for name, size in parts.items())

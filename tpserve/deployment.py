@@ -25,6 +25,30 @@ class ApiKey(BaseModel):
     max_wait_s: float  # the longest that they wait for a place; 0 is no limit
 
 
+class Native(BaseModel):
+    """The native kernels that all ranks use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: str  # of the instruction set
+    sources: str  # digest of what they were built of
+
+
+class RankMemory(BaseModel):
+    """What one rank holds, in bytes; of what ranks share, its part."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: int
+    pool: int  # of KV pages
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.pool + self.buffers
+
+
 class Deployment(BaseModel):
     """Resolved values. `num_pages` is None where only a loaded device can tell (CUDA)."""
 
@@ -37,8 +61,10 @@ class Deployment(BaseModel):
     spec: ModelSpec
     device: Literal["cpu", "cuda"]
     dtype: Literal["bfloat16", "float16", "float32"]  # of weights and KV pages
+    native: Native | None = None  # None: torch computes
     page_size: int  # tokens
     num_pages: int | None
+    memory: tuple[RankMemory, ...] = ()  # of each rank, where it is known beforehand (CPUs)
     max_model_len: int  # tokens of prompt and answer
     max_num_seqs: int
     max_num_batched_tokens: int

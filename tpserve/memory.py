@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from math import prod
 
+from tpserve.deployment import RankMemory
+from tpserve.kernels.native.buffers import buffers
+from tpserve.limits import Limits
 from tpserve.model.families import held, tensors
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import Shard
+from tpserve.parallel.segment import CAPACITY_BYTES, shared_memory_bytes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PAGE_NUMBER_BYTES = 8  # in a slot's table
 _MOST_KV_BYTES = 2 * 1024**3  # of the default budget
 
 
@@ -44,9 +49,36 @@ def weight_bytes(spec: ModelSpec, shard: Shard, dtype: str) -> int:
     return items * ITEM_BYTES[dtype]
 
 
-def model_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes of the whole model, each tensor once: the least that it takes on a host."""
-    return ITEM_BYTES[dtype] * sum({name: prod(param.shape) for name, param, _ in tensors(spec)}.values())
+def rank_memory(
+    spec: ModelSpec, shards: tuple[Shard, ...], dtype: str, sizes: Limits, *, pages: int, page_size: int, table: str | None
+) -> tuple[RankMemory, ...]:
+    """What each rank on a CPU holds. Plain torch makes its buffers anew at each step; they are about as large.
+
+    `table` is the dtype of the embedding in the file that all ranks map, None where each has its own.
+    """
+    slot_bytes = pages_for(sizes.max_model_len, page_size) * _PAGE_NUMBER_BYTES
+    fixed_bytes = sizes.max_num_seqs * slot_bytes
+    if len(shards) > 1:
+        fixed_bytes += shared_memory_bytes(len(shards), CAPACITY_BYTES) // len(shards)
+    computed = ITEM_BYTES["float32" if dtype == "float16" else dtype]
+    ids = spec.vocab_size * spec.hidden_size
+    mapped_bytes = 0 if table is None else ids * ITEM_BYTES[dtype] - ids * ITEM_BYTES[table] // len(shards)
+
+    def of(shard: Shard) -> RankMemory:
+        made = buffers(spec, shard, computed, sizes.max_num_batched_tokens, sizes.max_num_seqs, len(shards) == 1)
+        return RankMemory(
+            weights=weight_bytes(spec, shard, dtype) - mapped_bytes,
+            pool=pages * page_bytes(spec, shard, dtype, page_size),
+            buffers=fixed_bytes + sum(buffer.size_bytes for buffer in made.values()),
+        )
+
+    return tuple(map(of, shards))
+
+
+def host_memory(ranks: tuple[RankMemory, ...]) -> RankMemory:
+    """What all ranks hold together."""
+    parts = RankMemory.model_fields
+    return RankMemory(**{part: sum(getattr(rank, part) for rank in ranks) for part in parts})
 
 
 def show(size_bytes: int) -> str:

@@ -204,12 +204,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stats:
-    """State of the scheduler now, and its counters since the epoch began."""
+    """State of the scheduler now, and its counters since the epoch began.
+
+    `kv_tokens` are in the used pages: those of a page that choices share count once.
+    """
 
     running: U32
     waiting: U32
     pages_used: U32
     pages_total: U32
+    kv_tokens: U64
     preemptions: U64
     prefix_hit_tokens: U64
     plan_bytes: U64

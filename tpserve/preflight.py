@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tpserve import keys, machine, memory
 from tpserve.checkpoint import folder, generation, headers, source
-from tpserve.deployment import ApiKey, Deployment
+from tpserve.deployment import ApiKey, Deployment, RankMemory
 from tpserve.frontend.chat import template
+from tpserve.kernels import choice
 from tpserve.limits import Limits, limits
 from tpserve.model import families
 from tpserve.model.spec import ModelSpec
@@ -31,7 +32,7 @@ _DTYPES: dict[str, Dtype] = {
     "float32": "float32",
     "float": "float32",
 }
-_LEAST: Dtype = "float16"  # what a model needs at least whose dtype only its weights tell
+_LEAST: Dtype = "bfloat16"  # what a model needs at least whose dtype only its weights tell
 
 
 def resolve(settings: Settings) -> Deployment:
@@ -54,6 +55,7 @@ def _resolve(settings: Settings) -> Deployment:
     config = folder.read_json(files.path / "config.json")
     spec = _spec(config)
     shards = _shards(spec, settings.tp)
+    native, of_kernels = choice.choose(settings, device, spec)
     tokenizer = Tokenizer(files.tokenizer)
     beyond = tokenizer.beyond(spec.vocab_size)
     stop_ids = folder.stop_ids(files.path, config, files.tokenizer, tokenizer.id_of, spec.vocab_size)
@@ -61,22 +63,25 @@ def _resolve(settings: Settings) -> Deployment:
     template.load(files.tokenizer, chat_template)  # as the frontend will, so that what it cannot use is refused now
     dtype = _dtype(settings, config)
     _check_kv_cache_dtype(settings, dtype)
-    _fit(settings, spec, shards, device, dtype or _LEAST)
-    path, spec, held, unused = _weights(settings, files, spec)
-    dtype = dtype or held
+    _fit(settings, spec, shards, device, dtype or _LEAST, dtype or _LEAST)
+    weights = _weights(settings, files, spec)
+    spec, dtype = weights.spec, dtype or weights.dtype
     _check_kv_cache_dtype(settings, dtype)
-    pages, sizes = _fit(settings, spec, shards, device, dtype)  # again: a head may have turned up, memory may have gone
+    # Again: a head may have turned up, memory may have gone.
+    pages, sizes, held = _fit(settings, spec, shards, device, dtype, weights.table)
     cores = machine.cores()
     return Deployment(
         settings=settings.model_copy(update={"api_key": ()}),
-        model_path=str(path),
+        model_path=str(weights.path),
         tokenizer_path=str(files.tokenizer),
         served_names=settings.served_model_name or (files.name,),
         spec=spec,
         device=device,
         dtype=dtype,
+        native=native,
         page_size=settings.block_size,
         num_pages=pages,
+        memory=held,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
@@ -86,7 +91,8 @@ def _resolve(settings: Settings) -> Deployment:
         keys=api_keys,
         threads_per_rank=max(1, cores // settings.tp),
         notes=(
-            *_notes(settings, device, dtype, cores, stop_ids, unused, beyond),
+            *_notes(settings, device, dtype, cores, stop_ids, weights.unused, beyond),
+            *([of_kernels] if of_kernels else ()),
             *_key_notes(settings, api_keys),
             *generation.notes(files.path, sampling),
             *sizes.notes,
@@ -159,35 +165,46 @@ def _check_kv_cache_dtype(settings: Settings, dtype: Dtype | None) -> None:
         raise UserError(f"--kv-cache-dtype {named} is not supported yet; give auto, which is the model's {dtype or 'own'}")
 
 
-def _weights(settings: Settings, files: source.Source, spec: ModelSpec) -> tuple[Path, ModelSpec, Dtype, list[str]]:
-    """(Their folder, the model with a head of its own if they have one, their dtype, tensors that nothing uses)."""
+class _Weights(NamedTuple):
+    path: Path  # their folder
+    spec: ModelSpec  # with a head of its own if they have one
+    dtype: Dtype
+    table: str | None  # dtype of the embedding in its file; None: there is no file to map
+    unused: list[str]  # tensors that nothing uses
+
+
+def _weights(settings: Settings, files: source.Source, spec: ModelSpec) -> _Weights:
     if settings.load_format == "dummy":
-        return files.path, spec, "float32", []
+        return _Weights(files.path, spec, "float32", None, [])
     path = files.fetch_weights()
     stored = headers.scan(path)
     spec = headers.untie(spec, stored)
     held = {headers.DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in headers.DTYPES}
+    unused = headers.check(spec, stored)
     # Of several, as of none: transformers' default.
-    return path, spec, _DTYPES[held.pop()] if len(held) == 1 else "float32", headers.check(spec, stored)
+    dtype = _DTYPES[held.pop()] if len(held) == 1 else "float32"
+    return _Weights(path, spec, dtype, headers.DTYPES[stored[families.embedding(spec)].dtype], unused)
 
 
 def _fit(
-    settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], device: Device, dtype: Dtype
-) -> tuple[int | None, Limits]:
-    """(Pages of the KV pool, lengths and counts)."""
-    pages = _pages(settings, spec, shards, device, dtype)
-    return pages, limits(settings, spec, None if pages is None else pages * settings.block_size, device)
+    settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], device: Device, dtype: Dtype, table: str | None
+) -> tuple[int | None, Limits, tuple[RankMemory, ...]]:
+    """(Pages of the KV pool, lengths and counts, what each rank holds); the first and last are of CPUs.
+
+    On a GPU the free memory is known once the weights are there.
+    """
+    available_bytes = machine.available_bytes()
+    budget_bytes = settings.kv_cache_memory or (memory.default_kv_bytes(available_bytes) if device == "cpu" else None)
+    pages = None if budget_bytes is None else _pages(settings, spec, shards, dtype, budget_bytes)
+    sizes = limits(settings, spec, None if pages is None else pages * settings.block_size, device)
+    if device != "cpu" or pages is None:
+        return pages, sizes, ()
+    held = memory.rank_memory(spec, shards, dtype, sizes, pages=pages, page_size=settings.block_size, table=table)
+    _check_memory(memory.host_memory(held), available_bytes)
+    return pages, sizes, held
 
 
-def _pages(settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], device: Device, dtype: Dtype) -> int | None:
-    """Pages of the KV pool; None on a GPU, whose free memory is known once the weights are there."""
-    budget_bytes = settings.kv_cache_memory
-    if device == "cpu":
-        available_bytes = machine.available_bytes()
-        budget_bytes = budget_bytes or memory.default_kv_bytes(available_bytes)
-        _check_memory(memory.model_bytes(spec, dtype), budget_bytes, available_bytes)
-    if budget_bytes is None:
-        return None
+def _pages(settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], dtype: Dtype, budget_bytes: int) -> int:
     page_bytes = memory.host_page_bytes(spec, shards, dtype, settings.block_size)
     if budget_bytes < page_bytes:
         raise UserError(
@@ -197,11 +214,12 @@ def _pages(settings: Settings, spec: ModelSpec, shards: tuple[Shard, ...], devic
     return budget_bytes // page_bytes
 
 
-def _check_memory(weight_bytes: int, kv_bytes: int, available_bytes: int) -> None:
-    if weight_bytes + kv_bytes > available_bytes:
+def _check_memory(held: RankMemory, available_bytes: int) -> None:
+    if held.total > available_bytes:
         raise UserError(
-            f"weights need {memory.show(weight_bytes)} and --kv-cache-memory is {memory.show(kv_bytes)}, but"
-            f" {memory.show(available_bytes)} are available; lower --kv-cache-memory, or give a smaller model or --dtype"
+            f"weights need {memory.show(held.weights)}, buffers {memory.show(held.buffers)} and --kv-cache-memory is"
+            f" {memory.show(held.pool)}, but {memory.show(available_bytes)} are available; lower --kv-cache-memory or"
+            " --max-num-seqs, or give a smaller model or --dtype"
         )
 
 

@@ -3,30 +3,41 @@
 
     python scripts/bench/memory.py [--model demo] [--tp 2] [--requests 2000] [--kv-cache-memory 512MiB]
 
-Proportional set sizes. What a worker has before it loads anything is seen in a second server, of the same family with
-next to no weights and pages, that has answered a request; growth is counted from there.
+Proportional set sizes, of each worker beside weights + pool + buffers as `tpserve launch` reckons them. What a worker has
+before it loads anything is seen in a second server, of the same family with next to no weights, that has answered a
+request; growth is counted from there, and so is the arithmetic. Requests are of mixed lengths, some of them sampled, with
+penalties, or with logprobs of answer and prompt.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from client import Load, measure
 from servers import Server, free_port, tpserve
 
-from tpserve import memory
 from tpserve.checkpoint.source import describe
-from tpserve.parallel.partition import partition
+from tpserve.deployment import Deployment
 from tpserve.preflight import resolve
 from tpserve.settings import Settings
 
 MIB = 1024**2
 ONE = Load(1, requests=1, warmup=1, output_tokens=2)
+SAMPLED: dict[str, object] = {"temperature": 1, "top_p": 0.95, "repetition_penalty": 1.1, "presence_penalty": 0.5}
+KINDS: tuple[tuple[int, int, dict[str, object]], ...] = (  # tokens in and out, further fields
+    (32, 16, {}),
+    (500, 4, {}),
+    (96, 32, SAMPLED),
+    (32, 16, {"logprobs": 5}),
+    (96, 8, {"logprobs": 3, "echo": True}),
+)
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64, "num_attention_heads": 2}
 SMALL |= {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
 
@@ -53,25 +64,26 @@ def small_model(folder: Path, model: str) -> str:
     return str(folder)
 
 
-def expected(settings: Settings) -> list[float]:
-    """MiB of weights and KV pages of each rank."""
-    deployment = resolve(settings)
-    spec, dtype, pages = deployment.spec, deployment.dtype, deployment.num_pages
-    assert pages is not None
-    return [
-        (memory.weight_bytes(spec, shard, dtype) + pages * memory.page_bytes(spec, shard, dtype, deployment.page_size)) / MIB
-        for shard in partition(spec, settings.tp)
-    ]
+@contextlib.contextmanager
+def launched(settings: dict[str, str]) -> Iterator[tuple[Server, Deployment]]:
+    """A running server that has answered a request, and what it was made of."""
+    port = free_port()
+    flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    resolved = resolve(Settings.model_validate({name.replace("-", "_"): value for name, value in settings.items()}))
+    line = tpserve(settings["model"], port, *flags, "--no-enable-prefix-caching")
+    with Server(*line, port) as server, server.running():
+        measure(server.url, ONE, resolved.spec.vocab_size)
+        yield server, resolved
 
 
-def table(before: dict[str, float], now: dict[str, float], arithmetic: list[float]) -> str:
+def table(before: dict[str, float], now: dict[str, float], wanted: list[float]) -> str:
     """A line a process."""
     lines = [f"{'process':16} {'MiB':>7} {'grown by':>9} {'arithmetic':>11} {'ratio':>6}"]
     for title, size in now.items():
         line = f"{title:16} {size:7.0f}"
         if title.startswith("worker"):
-            grown, wanted = size - before[title], arithmetic[int(title.split()[1].split("/")[0])]
-            line += f" {grown:9.0f} {wanted:11.0f} {grown / wanted:6.3f}"
+            grown, expected = size - before[title], wanted[int(title.split()[1].split("/")[0])]
+            line += f" {grown:9.0f} {expected:11.0f} {grown / expected:6.3f}"
         lines.append(line)
     return "\n".join(lines)
 
@@ -79,31 +91,21 @@ def table(before: dict[str, float], now: dict[str, float], arithmetic: list[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--tp", default="2")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--kv-cache-memory", default="512MiB")
     args = parser.parse_args()
-    flags = ["--tp", str(args.tp), "--no-enable-prefix-caching"]
-    vocabulary = json.loads((describe(Settings(model=args.model)).path / "config.json").read_text())["vocab_size"]
+    settings = {"tp": args.tp, "dtype": "bfloat16"}
     with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        small = tpserve(
-            small_model(Path(folder), args.model), port, *flags, "--load-format", "dummy", "--kv-cache-memory", "1MiB"
-        )
-        with Server(*small, port) as server, server.running():
-            measure(server.url, ONE, vocabulary)
-            before = sizes(server)
-    asked = {"model": args.model, "tp": args.tp, "dtype": "bfloat16", "kv_cache_memory": args.kv_cache_memory}
-    arithmetic = expected(Settings.model_validate(asked))
-    port = free_port()
-    with (
-        Server(*tpserve(args.model, port, *flags, "--kv-cache-memory", args.kv_cache_memory), port) as server,
-        server.running(),
-    ):
-        measure(server.url, ONE, vocabulary)
-        print(f"after the start\n{table(before, sizes(server), arithmetic)}", flush=True)
-        measure(server.url, Load(64, requests=args.requests, warmup=0, output_tokens=16), vocabulary)
-        print(f"after {args.requests} requests\n{table(before, sizes(server), arithmetic)}")
+        small = {"model": small_model(Path(folder), args.model), "load-format": "dummy", "kv-cache-memory": "1MiB"}
+        with launched(settings | small) as (server, deployment):
+            before, small_memory = sizes(server), deployment.memory
+    with launched(settings | {"model": args.model, "kv-cache-memory": args.kv_cache_memory}) as (server, deployment):
+        wanted = [(rank.total - least.total) / MIB for rank, least in zip(deployment.memory, small_memory)]
+        print(f"after the start\n{table(before, sizes(server), wanted)}", flush=True)
+        for tokens, answers, more in KINDS:
+            measure(server.url, Load(32, args.requests // len(KINDS), 0, tokens, answers), deployment.spec.vocab_size, **more)
+        print(f"after {args.requests} requests\n{table(before, sizes(server), wanted)}")
 
 
 if __name__ == "__main__":

@@ -18,11 +18,10 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
-from client import Answer, Load, measure, stream
+from client import Load, measure, stream
 from load import VOCABULARY, prompts
 from servers import Server, free_port, tpserve
 
@@ -96,39 +95,30 @@ def speculation(rounds: int) -> None:
 
 
 def slots(rounds: int) -> None:
-    """Tokens are counted by the client as they come, a prompt's with its first: fewer than are in the pages."""
-
-    async def pages(client: httpx.AsyncClient) -> int:
-        found = re.search(r"^tpserve_kv_pages_used\{.*\} (\S+)$", (await client.get("/metrics")).text, re.MULTILINE)
+    def gauge(text: str, name: str) -> float:
+        found = re.search(rf"^tpserve_{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
         if not found:
-            raise SystemExit("no tpserve_kv_pages_used in /metrics")
-        return int(float(found[1]))
+            raise SystemExit(f"no tpserve_{name} in /metrics")
+        return float(found[1])
 
     async def run(url: str) -> float:
-        answers: list[Answer] = []
-        samples: list[tuple[float, int]] = []
+        tokens = pages = 0.0
 
         async def one_after_the_other() -> None:
             for prompt in prompts(FULL.requests // FULL.in_flight, FULL.input_tokens):
-                answers.append(await stream(url, prompt, FULL.output_tokens))
+                await stream(url, prompt, FULL.output_tokens)
 
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             work = asyncio.gather(*(one_after_the_other() for _ in range(FULL.in_flight)))
             while not work.done():
-                samples.append((time.perf_counter(), await pages(client)))
                 await asyncio.sleep(0.25)
+                text = (await client.get("/metrics")).text
+                tokens, pages = tokens + gauge(text, "kv_tokens"), pages + gauge(text, "kv_pages_used")
             await work
-        held = sum(tokens_at(answers, at) for at, _ in samples)
-        return held / (PAGE_TOKENS * sum(count for _, count in samples))
+        return tokens / (PAGE_TOKENS * pages)
 
     with launched("--no-enable-prefix-caching") as server, server.running():
-        show("slots: share that holds a token, at least", [asyncio.run(run(server.url)) for _ in range(rounds)])
-
-
-def tokens_at(answers: list[Answer], at: float) -> int:
-    """Tokens of prompts and answers that streams had then."""
-    open_ = (answer for answer in answers if answer.events[0] <= at < answer.events[-1])
-    return sum(answer.prompt_tokens + sum(event <= at for event in answer.events) for answer in open_)
+        show("slots: share that holds a token", [asyncio.run(run(server.url)) for _ in range(rounds)])
 
 
 def show(what: str, values: list[float]) -> None:

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tpserve.interpreter",
         "tpserve.board",
         "tpserve.log",
+        "tpserve.memory",
         "tpserve.parallel.segment",
     ),
 }

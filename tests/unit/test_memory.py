@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiny import Tiny
 from tpserve import memory
 from tpserve.checkpoint import folder, headers
+from tpserve.deployment import RankMemory
+from tpserve.kernels.native.buffers import buffers
+from tpserve.limits import Limits
 from tpserve.model.families import llama
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import partition
+from tpserve.parallel.segment import CAPACITY_BYTES, shared_memory_bytes
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +42,6 @@ def test_pages_for_tokens_are_just_enough(tokens: int, page_size: int) -> None:
     assert pages * page_size >= tokens > (pages - 1) * page_size
 
 
-@pytest.mark.parametrize("tie", [False, True])
-def test_model_bytes_are_the_files_tensors(tiny_folder: Callable[[Tiny], Path], tie: bool) -> None:
-    path = tiny_folder(Tiny(tie=tie))
-    spec = llama.spec(folder.read_json(path / "config.json"))
-    header_bytes = 8 + int.from_bytes((path / "model.safetensors").read_bytes()[:8], "little")
-    assert memory.model_bytes(spec, "float32") == (path / "model.safetensors").stat().st_size - header_bytes
-    assert memory.model_bytes(spec, "bfloat16") * 2 == memory.model_bytes(spec, "float32")
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_weight_bytes_of_all_ranks_are_the_model_and_their_copies(tiny_model: Path, spec: ModelSpec, ranks: int) -> None:
     shared = ("embed_tokens", "norm", "o_proj.bias", "down_proj.bias")
@@ -56,12 +49,39 @@ def test_weight_bytes_of_all_ranks_are_the_model_and_their_copies(tiny_model: Pa
     assert sum(any(word in name for word in shared) for name in stored) == 2 + spec.num_layers * 4
     copied = sum(4 * _items(tensor.shape) for name, tensor in stored.items() if any(word in name for word in shared))
     total = sum(memory.weight_bytes(spec, shard, "float32") for shard in partition(spec, ranks))
-    assert total == memory.model_bytes(spec, "float32") + (ranks - 1) * copied
+    assert total == sum(4 * _items(tensor.shape) for tensor in stored.values()) + (ranks - 1) * copied
 
 
 def _items(shape: tuple[int, ...]) -> int:
     rows, *columns = shape
     return rows * columns[0] if columns else rows
+
+
+SIZES = Limits(max_model_len=100, max_num_seqs=4, max_num_batched_tokens=64, notes=())
+
+
+def rank_memory(spec: ModelSpec, ranks: int, table: str | None) -> tuple[RankMemory, ...]:
+    return memory.rank_memory(spec, partition(spec, ranks), "bfloat16", SIZES, pages=10, page_size=16, table=table)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_rank_memory_has_a_part_of_what_ranks_share_and_all_of_what_they_do_not(spec: ModelSpec, ranks: int) -> None:
+    own, mapped, wide = (rank_memory(spec, ranks, table) for table in (None, "bfloat16", "float32"))
+    table_bytes = 2 * spec.vocab_size * spec.hidden_size
+    for rank, shard in enumerate(partition(spec, ranks)):
+        assert own[rank].weights == memory.weight_bytes(spec, shard, "bfloat16")
+        assert own[rank].pool == 10 * memory.page_bytes(spec, shard, "bfloat16", 16)
+        assert own[rank].weights - mapped[rank].weights == table_bytes - table_bytes // ranks
+        assert own[rank].weights - wide[rank].weights == table_bytes - 2 * table_bytes // ranks
+        made = buffers(spec, shard, 2, 64, 4, ranks == 1)
+        tables, segment = 4 * 7 * 8, shared_memory_bytes(ranks, CAPACITY_BYTES) // ranks if ranks > 1 else 0
+        assert own[rank].buffers == sum(buffer.size_bytes for buffer in made.values()) + tables + segment
+
+
+def test_host_memory_is_the_sum_of_the_ranks() -> None:
+    ranks = (RankMemory(weights=1, pool=20, buffers=300), RankMemory(weights=2, pool=30, buffers=400))
+    assert memory.host_memory(ranks) == RankMemory(weights=3, pool=50, buffers=700)
+    assert memory.host_memory(ranks).total == 753
 
 
 def test_default_budget_is_a_quarter_of_what_is_there_but_2_gib_at_most() -> None:

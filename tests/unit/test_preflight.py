@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from tokenizers import Tokenizer
 
 from tpserve import machine
 from tpserve.checkpoint.source import Source
-from tpserve.deployment import Deployment
+from tpserve.deployment import Deployment, Native
+from tpserve.kernels import choice
+from tpserve.kernels.native.library import NotBuilt
 from tpserve.preflight import resolve
 from tpserve.sampling import SamplingDefaults
 from tpserve.settings import Settings, UserError
@@ -23,10 +27,11 @@ PAGE_BYTES = 2 * 3 * 8 * 2 * 16 * 4  # of the tiny model: K and V, heads, their 
 
 @pytest.fixture(autouse=True)
 def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 cores, 16 GiB, no GPU: what follows must not depend on where the tests run."""
+    """8 cores, 16 GiB, no GPU, native kernels: what follows must not depend on where the tests run."""
     monkeypatch.setattr(machine, "has_nvidia_driver", lambda: False)
     monkeypatch.setattr(machine, "available_bytes", lambda: 16 * GIB)
     monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setattr(choice, "library", lambda: SimpleNamespace(name="avx2", sources="0123"))
 
 
 @pytest.fixture
@@ -57,6 +62,7 @@ def test_deployment_of_a_plain_launch_has_the_models_values(tiny_model: Path) ->
     assert (found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens) == (1024, 256, 512)
     assert found.stop_ids == (0,)
     assert found.threads_per_rank == 2
+    assert found.native == Native(level="avx2", sources="0123")
     assert found.notes == ()
 
 
@@ -197,6 +203,17 @@ def test_file_that_is_no_chat_template_is_refused_by_name(
     assert named in text
 
 
+def test_native_kernels_that_are_missing_are_noted_or_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise NotBuilt("the native kernels were not built")
+
+    monkeypatch.setattr(choice, "library", missing)
+    found = resolve(Settings(model=str(tiny_model)))
+    assert found.native is None
+    assert found.notes == ("plain torch does the work, which is slower: the native kernels were not built",)
+    assert refusal(model=str(tiny_model), kernels="native").startswith("--kernels native: the native kernels were not built")
+
+
 def test_dummy_needs_no_weights(model: Path) -> None:
     (model / "model.safetensors").unlink()
     assert resolve(Settings(model=str(model), load_format="dummy")).dtype == "float32"
@@ -323,7 +340,8 @@ def test_impossible_size_is_refused_with_the_sizes_that_work(tiny_model: Path) -
 
 def test_memory_that_is_not_there_is_refused_with_both_numbers(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = refusal(model=str(tiny_model), kv_cache_memory="200GiB")
-    assert f"--kv-cache-memory is 200.00 GiB ({200 * GIB} bytes)" in text
+    assert "--kv-cache-memory is 200.00 GiB (" in text
+    assert re.search(r"^weights need 0.00 GiB \(\d+ bytes\), buffers 0.00 GiB \(\d+ bytes\) and ", text)
     assert f"16.00 GiB ({16 * GIB} bytes) are available" in text
     monkeypatch.setattr(machine, "available_bytes", lambda: 300_000)
     assert "(300000 bytes) are available" in refusal(model=str(tiny_model))  # the weights alone are more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,9 +24,14 @@ Progress = Callable[[int], None]
 
 
 class Source(Protocol):
-    """Where tensors come from. `read` gives the part of a parameter's tensor that `spans` cut out, one span per axis."""
+    """Where tensors come from. `read` gives the part of a parameter's tensor that `spans` cut out, one span per axis.
+
+    `whole` gives the tensor of a parameter outside the layers, to be kept on a CPU.
+    """
 
     def read(self, param: Param, layer: int | None, spans: tuple[Span, ...]) -> Tensor: ...
+
+    def whole(self, param: Param, storage: torch.dtype) -> Tensor: ...
 
 
 class Safetensors:
@@ -47,6 +53,17 @@ class Safetensors:
         self.requested_bytes += part.numel() * part.element_size()
         return part
 
+    def whole(self, param: Param, storage: torch.dtype) -> Tensor:
+        """Mapped from the file, in its dtype, so that all ranks share the pages.
+
+        By a mapping of its own, as what was read of another one stays in it; and all of it, so that no step waits for the disk.
+        """
+        with safe_open(self._stored[param.tensor].file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(param.tensor)
+        tensor.flatten()[:: mmap.PAGESIZE // tensor.itemsize].sum()
+        self.requested_bytes += tensor.nbytes
+        return tensor
+
 
 class Dummy:
     """Random weights, the same for a tensor's element whatever the slice: a hash of its name and place."""
@@ -66,6 +83,10 @@ class Dummy:
         if param.name.endswith("norm"):
             return 1 - param.offset + unit / 8
         return unit / 8 if len(spans) == 1 else unit * self._bound
+
+    def whole(self, param: Param, storage: torch.dtype) -> Tensor:
+        """As `read`, in the storage dtype."""
+        return self.read(param, None, tuple(Span(0, size) for size in param.shape)).to(storage)
 
 
 def load(
@@ -126,8 +147,7 @@ class _Loader:
         )
 
     def _whole(self, param: Param) -> Tensor:
-        """The whole tensor; on a CPU as mapped from the file, in its dtype, so that all ranks share the pages."""
-        tensor = self.source.read(param, None, tuple(Span(0, size) for size in param.shape))
+        tensor = self.source.whole(param, self.storage)
         self._count(tensor.numel() * self.storage.itemsize)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, self.storage)
 

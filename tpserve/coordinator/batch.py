@@ -116,6 +116,13 @@ class Batch:
         sequence = self.sequences[slot]
         return sequence.num_prefilled if sequence.is_prefilling() else int(min(self._known[slot], self._planned[slot] - 1))
 
+    def num_held(self, slot: int) -> int:
+        """How many of its tokens have keys and values in its pages, or will when what is planned is done."""
+        sequence = self.sequences[slot]
+        if not sequence.is_running:
+            return 0
+        return sequence.num_prefilled if sequence.is_prefilling() else int(self._planned[slot]) - 1
+
     def preempt(self, sequence: Sequence) -> None:
         """It advances no more, and has no slot when no id is outstanding. Its pages are the caller's to free."""
         self._stop(sequence)
@@ -167,6 +174,11 @@ class Batch:
         return advances and bool(self._planned[slot] < self._max_lens[slot])
 
     # All that decode
+
+    def total_held(self) -> int:
+        """The sum of `num_held`."""
+        others = self.sequences.keys() - set(self._decoding.tolist())
+        return int((self._planned[self._decoding] - 1).sum()) + sum(map(self.num_held, others))
 
     def num_beginning_pages(self) -> int:
         """How many decode rows of the next plan begin a page."""

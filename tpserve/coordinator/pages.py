@@ -29,6 +29,7 @@ class PagePool:
         self._hashes = {kind: hashlib.blake2b(digest_size=_DIGEST_BYTES, key=secret, person=kind) for kind in (_PAGE, _SALT)}
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
+        self._num_references = 0
         self._digests: list[bytes | None] = [None] * total
         self._index: dict[bytes, int] = {}
         self._cached: dict[int, None] = {}  # the page unused for longest comes first
@@ -53,6 +54,11 @@ class PagePool:
         """Pages that sequences refer to."""
         return self.total - self.available
 
+    @property
+    def num_shared(self) -> int:
+        """References beyond each used page's first."""
+        return self._num_references - self.used
+
     def take(self, count: int) -> list[int]:
         """`count` pages for one sequence, cached ones last. Raises ValueError when fewer are available."""
         if count > self.available:
@@ -62,6 +68,7 @@ class PagePool:
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._references[page] = 1
+        self._num_references += count
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
@@ -70,11 +77,13 @@ class PagePool:
             if not self._references[page]:
                 del self._cached[page]
             self._references[page] += 1
+            self._num_references += 1
 
     def release(self, pages: list[int]) -> None:
         """Take back one sequence's reference to each of its pages."""
         for page in reversed(pages):  # a prefix is of no use without its beginning, so its end is evicted first
             self._references[page] -= 1
+            self._num_references -= 1
             if self._references[page]:
                 continue
             if self._digests[page] is None:
@@ -132,6 +141,7 @@ class PagePool:
         """Raise AssertionError unless free + used + cached = total, used being what these sequences' page tables hold."""
         references = Counter(page for table in tables for page in table)
         assert [references[page] for page in range(self.total)] == self._references, "pages were lost or taken twice"
+        assert sum(self._references) == self._num_references, "references were miscounted"
         pages = sorted([*self._free, *references, *self._cached])
         assert pages == list(range(self.total)), "free + used + cached is not the total"
         indexed = {digest: page for page, digest in enumerate(self._digests) if digest is not None}

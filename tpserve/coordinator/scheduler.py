@@ -196,12 +196,18 @@ class Scheduler:
             waiting=len(self._queue),
             pages_used=self._pool.used,
             pages_total=self._pool.total,
+            kv_tokens=self._num_tokens,
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
             plan_bytes=0,
             all_reduces=0,
             all_gathers=0,
         )
+
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens in used pages: of those that are shared, which are full, once and not for each who shares."""
+        return self._batch.total_held() - self._pool.num_shared * self._page_size
 
     def check(self) -> None:
         """Raise AssertionError unless pages, slots and queues agree."""
@@ -210,6 +216,13 @@ class Scheduler:
         for slot, sequence in running.items():
             open_pages = sequence.pages[self._batch.num_computed(slot) // self._page_size :]
             assert not self._pool.is_shared(open_pages), "a page that will be written to is shared"
+        in_pages: dict[int, int] = {}
+        for slot, sequence in running.items():
+            held = self._batch.num_held(slot)
+            for number, page in enumerate(sequence.pages):
+                in_page = min(max(held - number * self._page_size, 0), self._page_size)
+                in_pages[page] = max(in_page, in_pages.get(page, 0))
+        assert sum(in_pages.values()) == self._num_tokens, "tokens in pages were miscounted"
         self._batch.check()
         self._queue.check(list(self._open.values()), list(running.values()))
 

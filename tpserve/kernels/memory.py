@@ -6,6 +6,7 @@ under virtual machines that halves the speed, or worse.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 
@@ -15,6 +16,9 @@ from torch import Tensor
 _CHUNK_BYTES = 64 << 20
 _ALIGN_BYTES = 64  # a cache line
 _HUGE_BYTES = 2 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGE_BYTES = 128 << 10  # as glibc has it at first
+_SPARE_BYTES = 2 << 20  # kept at the end of the heap
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -29,6 +33,16 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     begin = -whole.data_ptr() % _HUGE_BYTES
     return whole[begin : begin + items * dtype.itemsize].view(dtype).view(shape)
+
+
+def give_back_large_ones() -> None:
+    """From now on, what is large gets memory of its own from malloc, which goes back when it is freed.
+
+    Else the C library learns from the first large one to take them from its heap, and keeps what was the most at once.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _SPARE_BYTES)
 
 
 class Arena:

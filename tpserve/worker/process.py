@@ -17,9 +17,10 @@ from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.child import Charge, Control
 from tpserve.codec import MessageError
 from tpserve.kernels import memory
+from tpserve.kernels.choice import chosen
 from tpserve.kernels.interface import Kernels
-from tpserve.kernels.native.kernels import MAX_HEAD_DIM, NativeKernels
-from tpserve.kernels.native.library import Library, NotBuilt, Team, library
+from tpserve.kernels.native.kernels import NativeKernels
+from tpserve.kernels.native.library import Team
 from tpserve.kernels.torch_kernels import TorchKernels
 from tpserve.memory import page_bytes, pages_for, weight_bytes
 from tpserve.messages import (
@@ -71,7 +72,9 @@ class Worker:
         self.storage = _STORAGE[charge.deployment.dtype]
         # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
         self.compute = torch.float32 if (self.device.type, self.storage) == ("cpu", torch.float16) else self.storage
-        self.lib = _native(charge)
+        self.lib = chosen(charge.deployment.native)
+        if self.lib is not None and charge.rank == 0:
+            logger.info("native kernels: %s", self.lib.name)
 
     def run(self) -> None:
         """Load, wait for the word to serve, and serve until killed."""
@@ -112,11 +115,12 @@ class Worker:
         if self.lib is None:
             return TorchKernels(deployment.spec, collectives, self.compute, self.device, deployment.page_size)
         assert isinstance(collectives, Alone | NativeSharedMemory)
+        memory.give_back_large_ones()  # weights are packed elsewhere than they are read to
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[:1])  # each thread of the team has a core of its own
         torch.set_num_threads(1)
         return NativeKernels(
-            deployment.spec, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
+            deployment.spec, self.shard, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
             deployment.max_num_batched_tokens, deployment.max_num_seqs,
         )  # fmt: skip
 
@@ -225,27 +229,6 @@ class Worker:
 
 def _unexpected(message: Message, wanted: str) -> MessageError:
     return MessageError(f"expected {wanted}, got {type(message).__name__} {getattr(message, 'step', '')}")
-
-
-def _native(charge: Charge) -> Library | None:
-    """The native kernels, where they are what the user wants, or the best that there is."""
-    settings, device = charge.deployment.settings, charge.deployment.device
-    if device != "cpu" or settings.kernels == "torch":
-        return None
-    try:
-        head_dim = charge.deployment.spec.head_dim
-        if head_dim > MAX_HEAD_DIM:
-            raise NotBuilt(f"native attention is for heads of up to {MAX_HEAD_DIM} dimensions, not {head_dim}")
-        lib = library()
-    except NotBuilt as error:
-        if settings.kernels == "native":
-            raise
-        if charge.rank == 0:
-            logger.warning("plain torch does the work, which is slower: %s", error)
-        return None
-    if charge.rank == 0:
-        logger.info("native kernels: %s", lib.name)
-    return lib
 
 
 def _device(charge: Charge) -> torch.device:

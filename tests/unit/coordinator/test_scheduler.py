@@ -413,3 +413,21 @@ def test_single_sequence_of_the_greatest_length_runs_to_its_end_in_the_smallest_
     everything.end()
     assert len(everything.choices[1, 0].received) == 13
     assert everything.scheduler.stats.preemptions == 0
+
+
+def test_tokens_in_pages_are_those_planned_and_of_shared_pages_count_once() -> None:
+    prompt = list(range(9))
+    made = scheduler(make_submit(1, prompt, max_tokens=9), max_num_batched_tokens=6)
+    assert made.stats.kv_tokens == 0
+    answer(made, planned(made))
+    assert made.stats.kv_tokens == 6
+    answer(made, planned(made), 1)
+    assert made.stats.kv_tokens == 9
+    planned(made)
+    assert made.stats.kv_tokens == 10  # the sampled id's too
+    made.submit(make_submit(2, prompt, max_tokens=9))
+    planned(made)
+    assert made.stats.kv_tokens == 11 + 1  # two pages of four are shared
+    assert made.stats.pages_used == 3 + 1
+    made.abort(1, 0)
+    assert made.stats.kv_tokens == 9

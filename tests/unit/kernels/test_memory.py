@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
-from tpserve.kernels.memory import Arena, zeros
+from tpserve.kernels.memory import Arena, give_back_large_ones, zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
@@ -24,3 +27,17 @@ def test_arena_tensors_lie_apart_on_cache_lines_and_outlive_it() -> None:
         tensor.fill_(number)
     assert all((tensor == number).all() for number, tensor in enumerate(tensors))
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_large_memory_goes_back_to_the_system_when_it_is_freed() -> None:
+    give_back_large_ones()
+    torch.ones(3 << 20)  # from the first the C library would learn
+    before = resident_bytes()
+    tensor = torch.ones(3 << 20)
+    assert resident_bytes() - before > tensor.nbytes // 2
+    del tensor
+    assert resident_bytes() - before < 4 << 20

@@ -14,17 +14,15 @@ from tpserve.kernels.interface import KINDS, Activation, Forward, Heads, Kernels
 from tpserve.kernels.memory import Arena
 from tpserve.kernels.native import abi
 from tpserve.kernels.native.abi import Dtype, NormKind, Op
+from tpserve.kernels.native.buffers import BLOCK, PAD, Buffer, buffers, padded, sum_lines
 from tpserve.kernels.native.library import Program, Team
 from tpserve.model.rotary import RotaryTable
 from tpserve.model.spec import ModelSpec, Rotary
 from tpserve.parallel.collectives import Alone
+from tpserve.parallel.partition import Shard
 from tpserve.parallel.shared_memory_native import NativeSharedMemory
 
 _DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
-MAX_HEAD_DIM = 512  # of `attention.cpp`
-_BLOCK = 16  # columns of a packed weight
-_PAD = 32  # of a packed weight's inner dimension, and so of the lines that are multiplied
-_ALONE_BYTES = 1 << 20  # of the buffer in which partial sums are added up where there is one rank
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class NativeKernels(Kernels):
     """Recording. Buffers are made once, for steps of up to `most_tokens` and logits of up to `most_rows` at once."""
 
     def __init__(
-        self, spec: ModelSpec, collectives: Alone | NativeSharedMemory, compute: torch.dtype, page_size: int, team: Team,
-        most_tokens: int, most_rows: int,
+        self, spec: ModelSpec, shard: Shard, collectives: Alone | NativeSharedMemory, compute: torch.dtype, page_size: int,
+        team: Team, most_tokens: int, most_rows: int,
     ):  # fmt: skip
         self.spec = spec
         self.collectives = collectives
@@ -55,7 +53,8 @@ class NativeKernels(Kernels):
         self._rotaries = {layer.rotary: RotaryTable(layer.rotary, torch.device("cpu")) for layer in spec.layers}
         self._turned: dict[Rotary, tuple[Tensor, Tensor]] = {}
         self._arena = Arena()
-        self._buffers: dict[str, Tensor] = {}
+        sizes = buffers(spec, shard, compute.itemsize, most_tokens, most_rows, isinstance(collectives, Alone))
+        self._buffers = {name: self._made(size) for name, size in sizes.items()}
         self._seconds = (ctypes.c_double * len(KINDS))()  # where the time of all steps went
         self._program = self._new_program()
         self._reduces = 0  # a step
@@ -72,9 +71,9 @@ class NativeKernels(Kernels):
         if not gated and len(parts) > 1:
             parts = (torch.cat(parts),)
         columns, k = parts[0].shape
-        blocks, padded_k = -(-columns // _BLOCK), -(-k // _PAD) * _PAD
-        data = self._arena.zeros((len(parts) * blocks * _BLOCK * padded_k,), parts[0].dtype)
-        block_bytes = _BLOCK * padded_k * data.itemsize
+        padded_k = padded(k, PAD)
+        data = self._arena.zeros((len(parts) * padded(columns, BLOCK) * padded_k,), parts[0].dtype)
+        block_bytes = BLOCK * padded_k * data.itemsize
         for number, part in enumerate(parts):
             part, place = part.contiguous(), data.data_ptr() + number * block_bytes
             self.lib.call.tps_pack(self.lib.level, part.data_ptr(), place, columns, k, _DTYPES[part.dtype], len(parts))
@@ -82,14 +81,14 @@ class NativeKernels(Kernels):
 
     def embed(self, tokens: None, table: Tensor, scale: float) -> Tensor:
         """See Kernels."""
-        x = self._lines("x", self.spec.hidden_size, torch.float32)
+        x = self._lines("x", self.spec.hidden_size)
         args = abi.EmbedArgs(table.data_ptr(), x.data_ptr(), scale, table.shape[1], x.stride(0), _DTYPES[table.dtype])
         self._add(Op.EMBED, args, table)
         return x
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See Kernels."""
-        hidden = self._lines("hidden", x.shape[1], self.compute)
+        hidden = self._lines("hidden", x.shape[1])
         args = self._norm_args(x, norm, hidden)
         if self._reduced is not None and self._reduced[0] is x:  # its lines are at hand there
             self._reduced[1].next_norm = ctypes.pointer(args)
@@ -103,10 +102,9 @@ class NativeKernels(Kernels):
         """See Kernels."""
         columns = weight.n // 2 if weight.gated else weight.n
         # What attention reads is normed and rotated in float32 first; what a product reads is in its dtype.
-        name, dtype = ("qkv", torch.float32) if activation is None else ("up", self.compute)
-        out = self._lines(name, columns, dtype)
+        out = self._lines("qkv" if activation is None else "up", columns)
         args = self._linear_args(
-            hidden, weight, out.data_ptr(), out.stride(0), _DTYPES[dtype], bias=bias, activation=activation
+            hidden, weight, out.data_ptr(), out.stride(0), _DTYPES[out.dtype], bias=bias, activation=activation
         )
         self._add(Op.LINEAR, args, weight, bias)
         return out
@@ -118,7 +116,7 @@ class NativeKernels(Kernels):
         """See Kernels."""
         cos, sin = self._turns(rotary)
         width = heads.heads * heads.head_dim
-        queries, mixed = self._dense("queries", width, self.compute), self._lines("mixed", width, self.compute)
+        queries, mixed = self._lines("queries", width), self._lines("mixed", width)
         kind = _DTYPES[self.compute], _DTYPES[keys.dtype]
         rotate = abi.RotaryArgs(
             qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), _pointer(qk_norm), queries.data_ptr(), keys.data_ptr(),
@@ -138,12 +136,13 @@ class NativeKernels(Kernels):
     ) -> None:
         """See Kernels."""
         hidden, group = x.shape[1], self._program.group
-        slot_bytes: int = _ALONE_BYTES if group is None else group.capacity
-        lines = slot_bytes // (4 * hidden)
+        if group is None:
+            partial = self._lines("partial", hidden)
+            lines = len(partial)
+        else:
+            partial, lines = None, sum_lines(self.spec, group.capacity, self.most_tokens)
         if not lines:
-            raise ValueError(f"the memory that ranks share has slots of {slot_bytes} bytes, too few for {hidden} values")
-        lines = min(lines, self.most_tokens)
-        partial = self._dense("partial", hidden, torch.float32, lines) if group is None else None
+            raise ValueError(f"the memory in which partial sums are added up is too small for {hidden} values")
         linears = [
             # Where the sum goes is known only when the step runs.
             self._linear_args(lines_in, matrix, 0, hidden, Dtype.F32, accumulate=number > 0)
@@ -202,26 +201,21 @@ class NativeKernels(Kernels):
             assert not isinstance(self.collectives, Alone)
             raise self.collectives.missing()
 
-    def _lines(self, name: str, columns: int, dtype: torch.dtype) -> Tensor:
-        """A buffer of the step's lines, (most_tokens, columns), each padded with zeros to what products read."""
-        key = f"{name}.{columns}"
-        if key not in self._buffers:
-            self._buffers[key] = self._arena.zeros((self.most_tokens, -(-columns // _PAD) * _PAD), dtype)
-        return self._buffers[key][:, :columns]
+    def _made(self, size: Buffer) -> Tensor:
+        """Zeros, all of them touched: what does not fit fails now, not in mid-stream."""
+        dtype = self.compute if size.item_bytes == self.compute.itemsize else torch.float32
+        return self._arena.zeros((size.lines, size.columns), dtype).zero_()
 
-    def _dense(self, name: str, columns: int, dtype: torch.dtype, lines: int | None = None) -> Tensor:
-        """The same, without padding, and of another number of lines if one is given."""
-        key = f"{name}.{columns}"
-        if key not in self._buffers:
-            self._buffers[key] = self._arena.zeros((lines or self.most_tokens, columns), dtype)
-        return self._buffers[key]
+    def _lines(self, name: str, columns: int) -> Tensor:
+        """A buffer of the step's lines (lines, columns); where products read them each is padded with zeros."""
+        return self._buffers[f"{name}.{columns}"][:, :columns]
 
     def _turns(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         if rotary not in self._turned:
             table = self._rotaries[rotary]
             half = len(table.frequencies)
             number = len(self._turned)
-            cos, sin = (self._dense(f"{part}{number}", half, torch.float32) for part in ("cos", "sin"))
+            cos, sin = (self._lines(f"{part}{number}", half) for part in ("cos", "sin"))
             args = abi.TurnsArgs(table.frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), table.scale, half)
             self._add(Op.TURNS, args, table)
             self._turned[rotary] = cos, sin
@@ -244,8 +238,7 @@ class NativeKernels(Kernels):
         )  # fmt: skip
 
     def _head_program(self, head: Matrix, scale: float) -> tuple[Program, Tensor, Tensor]:
-        into = self._arena.zeros((self.most_rows, -(-head.k // _PAD) * _PAD), self.compute)
-        out = self._arena.zeros((self.most_rows, head.n), torch.float32)
+        into, out = self._lines("last", head.k), self._lines("logits", head.n)
         program = self._new_program()
         args = self._linear_args(into, head, out.data_ptr(), head.n, Dtype.F32, scale=scale)
         program.add(Op.LINEAR, args, head, into, out)

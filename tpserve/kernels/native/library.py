@@ -10,6 +10,8 @@ from typing import Any
 from tpserve.kernels.native.abi import STRUCTS, Group, Step
 from tpserve.kernels.native.build import FOLDER, LIBRARY, built_of, source_digest
 
+MAX_HEAD_DIM = 512  # of `attention.cpp`
+
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tps_sizes": (None, [POINTER(c_int64)]),
     "tps_level": (c_void_p, [c_char_p]),
@@ -27,18 +29,22 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class NotBuilt(RuntimeError):
-    """There is no library, or it was built of other sources."""
+    """There is no library, it was built of other sources, or it has no kernels for what is wanted."""
 
 
 class Library:
-    """`call` has the library's functions; `level` is a pointer to the table of kernels, `name` that level's name."""
+    """`call` has the library's functions; `level` is a pointer to the table of kernels, `name` that level's name.
+
+    `sources` is the digest of what it was built of.
+    """
 
     def __init__(self, level: str | None = None):
         """Use the given level, or the best that this machine has. Raises NotBuilt."""
         digest = built_of(FOLDER / LIBRARY)
-        if digest != source_digest():
+        if digest is None or digest != source_digest():
             state = "were not built" if digest is None else "were built of other sources"
-            raise NotBuilt(f"the native kernels {state} (python -m tpserve.kernels.native.build, with a C++ compiler)")
+            raise NotBuilt(f"the native kernels in {FOLDER} {state}; run python -m tpserve.kernels.native.build")
+        self.sources = digest
         self.call = ctypes.CDLL(str(FOLDER / LIBRARY))
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self.call, name)

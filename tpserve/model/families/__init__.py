@@ -114,6 +114,11 @@ def tensors(spec: ModelSpec) -> Iterator[tuple[str, Param, int | None]]:
             yield param.tensor.format(layer=layer), param, layer
 
 
+def embedding(spec: ModelSpec) -> str:
+    """The name of the tensor that holds the embedding."""
+    return next(param.tensor for param in family(spec.family).params(spec) if param.name == "embed")
+
+
 def held(spec: ModelSpec, shard: Shard, param: Param, layer: int | None) -> Span:
     """The part of dimension `param.dim` that the rank holds; `layer` is None outside the layers."""
     if param.split is None:

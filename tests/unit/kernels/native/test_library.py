@@ -19,7 +19,7 @@ def test_library_where_there_is_a_compiler_is_built_of_these_sources() -> None:
 
 def test_library_without_the_file_says_how_to_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(loading, "FOLDER", tmp_path)
-    with pytest.raises(NotBuilt, match=r"were not built \(python -m tpserve"):
+    with pytest.raises(NotBuilt, match="were not built; run python -m tpserve"):
         Library()
 
 
