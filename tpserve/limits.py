@@ -8,6 +8,8 @@ from typing import Literal
 from tpserve.model.spec import Dynamic, ModelSpec
 from tpserve.settings import Settings, UserError
 
+MOST_COLUMNS = 16  # of a step's decode rows together, where they have drafts
+
 _STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # a CPU's step stays short enough for the streams that wait for it
 
 

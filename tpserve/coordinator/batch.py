@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -10,16 +11,18 @@ import numpy as np
 from tpserve.coordinator.sequence import Sequence
 from tpserve.messages import Row
 
-_DECODE, _MASKED = int(Row.SAMPLE | Row.FROM_SLOT), int(Row.MASKED)
+_DECODE, _MASKED, _SPECULATE = int(Row.SAMPLE | Row.FROM_SLOT), int(Row.MASKED), int(Row.SPECULATE)
+_NO_DRAFTS = np.empty(0, np.uint8)
 
 
 class Decodes(NamedTuple):
-    """A plan's decode rows: arrays over them, and the pages of those that begin one."""
+    """A plan's decode rows: arrays over them, and the pages of those that begin some."""
 
     slots: np.ndarray  # intp
     flags: np.ndarray  # uint8
-    begin_page: np.ndarray  # bool
+    page_counts: np.ndarray  # uint32
     pages: list[int]
+    most_drafts: np.ndarray  # uint8: how many each may have; empty if none may have any
     masked: list[Sequence]  # those under a grammar
 
 
@@ -36,6 +39,9 @@ class Batch:
     Of a sequence that decodes, ids are *known* up to one place and *planned* up to another, the difference being
     outstanding; keys and values are computed, or planned to be, of all that is planned but the last. A page's worth of
     known ids is kept here and added to the sequence's own when it is full, or when the sequence leaves its slot.
+
+    With drafts what is planned is a bound, which comes down by those that were wrong (`settle`). The pages up to it are kept:
+    what was computed of wrong drafts lies behind the known ids and is overwritten by what comes instead.
     """
 
     def __init__(self, num_slots: int, page_size: int, vocab_size: int):
@@ -56,7 +62,9 @@ class Batch:
         self._planned = np.zeros(num_slots, np.int32)
         self._prompt_lens = np.zeros(num_slots, np.int32)
         self._max_lens = np.zeros(num_slots, np.int32)
+        self._held = np.zeros(num_slots, np.int32)  # pages
         self._flags = np.zeros(num_slots, np.uint8)  # of a decode row
+        self._speculates = np.zeros(num_slots, bool)
         self._watched = np.zeros(num_slots, bool)  # may end with any id: by its grammar, or as all its ids are planned
         self._recent = np.zeros((num_slots, page_size), np.int32)  # id p of a sequence is in column (p - 1) % page_size
 
@@ -69,6 +77,11 @@ class Batch:
     def num_running(self) -> int:
         """How many sequences advance, or could."""
         return len(self.sequences) - len(self._leaving)
+
+    @property
+    def num_decoding(self) -> int:
+        """How many have a decode row in the next plan."""
+        return len(self._decoding)
 
     def answers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(Tokens of the prompt, of the answer as planned, and of the answer at most), of each that has a slot."""
@@ -87,6 +100,8 @@ class Batch:
         self.choices[slot] = sequence.choice
         self.cached[slot] = sequence.cached or 0
         self._known[slot] = self._planned[slot] = len(sequence.ids)
+        self._held[slot] = len(pages)
+        self._speculates[slot] = sequence.speculates
         self._prompt_lens[slot] = sequence.num_prompt
         self._max_lens[slot] = sequence.max_len
         self._watched[slot] = sequence.matcher is not None
@@ -168,27 +183,53 @@ class Batch:
 
     # All that decode
 
-    def num_beginning_pages(self) -> int:
-        """How many decode rows of the next plan begin a page."""
-        return int(np.count_nonzero((self._planned[self._decoding] - 1) % self._page_size == 0))
-
-    def decode(self, take_pages: Callable[[int], list[int]]) -> Decodes:
-        """Plan one more id for each that decodes."""
+    def num_beginning_pages(self, drafts: int = 0) -> int:
+        """How many pages the decode rows of the next plan begin, with so many drafts each."""
         slots = self._decoding
-        planned = self._planned[slots]
-        begin_page = (planned - 1) % self._page_size == 0
-        begin_slots = slots[begin_page].tolist()
-        pages = take_pages(len(begin_slots))
-        for slot, page in zip(begin_slots, pages):
-            self.sequences[slot].pages.append(page)
-        self._planned[slots] = planned = planned + 1
+        return int(self._new_pages(slots, self._planned[slots] + 1 + self._drafts(slots, drafts)).sum())
+
+    def decode(self, take_pages: Callable[[int], list[int]], drafts: int = 0) -> Decodes:
+        """Plan one more id for each that decodes, and so many drafts before it of those that speculate."""
+        slots = self._decoding
+        flags, most_drafts = self._flags[slots], _NO_DRAFTS
+        masked = [self.sequences[slot] for slot in slots[flags != _DECODE].tolist()]
+        planned = self._planned[slots] + 1
+        if drafts:
+            more = self._drafts(slots, drafts)
+            planned += more
+            flags[more > 0] |= _SPECULATE
+            most_drafts = more.astype(np.uint8)
+        page_counts = self._new_pages(slots, planned)
+        rows = page_counts.nonzero()[0]
+        pages = take_pages(int(page_counts.sum()))
+        given = iter(pages)
+        for slot, count in zip(slots[rows].tolist(), page_counts[rows].tolist()):
+            self.sequences[slot].pages += islice(given, count)
+        self._planned[slots] = planned
+        self._held[slots] += page_counts
         goes_on = planned < self._max_lens[slots]
         if np.count_nonzero(goes_on) < len(slots):
             self._decoding = slots[goes_on]
             self._watched[slots[~goes_on]] = True
-        flags = self._flags[slots]
-        masked = [self.sequences[slot] for slot in slots[flags != _DECODE].tolist()]
-        return Decodes(slots, flags, begin_page, pages, masked)
+        return Decodes(slots, flags, page_counts.astype(np.uint32), pages, most_drafts, masked)
+
+    def _drafts(self, slots: np.ndarray, most: int) -> np.ndarray:
+        """How many drafts each may have, so that no answer becomes longer than it may."""
+        return np.where(self._speculates[slots], np.minimum(most, self._max_lens[slots] - self._planned[slots] - 1), 0)
+
+    def _new_pages(self, slots: np.ndarray, planned: np.ndarray) -> np.ndarray:
+        """How many pages each begins for so many planned ids, of which the last has no keys and values yet."""
+        return np.maximum((planned - 2) // self._page_size + 1 - self._held[slots], 0)
+
+    def settle(self, slots: np.ndarray, wrong: np.ndarray) -> None:
+        """Of what was planned for these slots, none of whose stays is over, so many ids will not come.
+
+        Who had all planned that it may have, and is not at its end, decodes on.
+        """
+        paused = slots[(wrong > 0) & (self._planned[slots] == self._max_lens[slots])]
+        self._planned[slots] -= wrong
+        resumed = [slot for slot in paused.tolist() if self.sequences[slot].is_running]
+        self._decoding = np.append(self._decoding, np.array(resumed, np.intp))
 
     def take(self, slots: np.ndarray, ids: np.ndarray) -> Taken:
         """Take in an id for each of these slots, none of whose stays is over."""

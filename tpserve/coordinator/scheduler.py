@@ -26,6 +26,7 @@ from tpserve.coordinator.pages import PagePool
 from tpserve.coordinator.prefix import Prefixes
 from tpserve.coordinator.queue import Queue
 from tpserve.coordinator.sequence import Group, Matcher, Request, Sequence
+from tpserve.coordinator.speculation import can_speculate, most_drafts
 from tpserve.memory import pages_for
 from tpserve.messages import (
     Finish,
@@ -73,6 +74,7 @@ class Scheduler:
         self._batch = Batch(capacity.max_num_seqs, capacity.page_size, vocab_size)
         self._preemptions = 0
         self._prefix_hit_tokens = 0
+        self._drafted = self._accepted = 0  # ids
 
     # What comes from the frontend
 
@@ -122,7 +124,7 @@ class Scheduler:
             return None
         assert not self._in_flight or not self._in_flight[0].masked, "a step's masks come before the next plan"
         self._make_room()
-        decodes = self._batch.decode(self._pool.take)
+        decodes = self._batch.decode(self._pool.take, self._most_drafts())
         draft = Draft(self._step + 1, self._capacity.max_num_batched_tokens, now_s, decodes)
         if self._pace is not None:
             draft.budget = min(draft.budget, self._pace.share(draft.num_decodes))
@@ -137,7 +139,7 @@ class Scheduler:
             self._pace.planned(draft.num_decodes, len(plan.ids), now_s)
         self._step = plan.step
         slots = draft.sampled
-        self._in_flight.append(Flight(plan.step, slots, self._batch.stays[slots], draft.scored, draft.masked))
+        self._in_flight.append(Flight(plan.step, slots, self._batch.stays[slots], draft.scored, draft.masked, draft.most_ids))
         return plan
 
     def masks(self) -> SampleMasks | None:
@@ -156,18 +158,14 @@ class Scheduler:
         if self._pace is not None:
             self._pace.done(now_s)
         batch, slots, ids = self._batch, flight.slots, result.ids
-        live = batch.stays[slots] == flight.stays  # the others were aborted, or are ghosts
-        prompt_scores, token_scores = flight.prompt_scores(result.target_scores), flight.token_scores(result.scores, live)
-        if np.count_nonzero(live) < len(live):
+        prompt_scores = flight.prompt_scores(result.target_scores)
+        if flight.most_ids is None:
+            live, finishes = self._take(slots, flight.stays, ids)
+        else:
+            slots, live, finishes = self._take_columns(flight, flight.most_ids, result)
+        token_scores = flight.token_scores(result.scores, live)
+        if len(finishes) < len(ids):
             slots, ids = slots[live], ids[live]
-        finishes = np.zeros(len(ids), np.uint8)
-        taken = batch.take(slots, ids)
-        for slot in slots[taken.filled].tolist():
-            sequence = batch.updated(slot)
-            if sequence.is_running:
-                self._prefixes.publish(sequence, len(sequence.ids) - 1)
-        for row in taken.suspects:
-            finishes[row] = self._finish(batch.updated(int(slots[row])))
         batch.let_go()
         tokens = Tokens(
             step=result.step,
@@ -182,6 +180,42 @@ class Scheduler:
         )
         self._waits.clear()
         return Outcome(prompt_scores, tokens)
+
+    def _take(self, slots: np.ndarray, stays: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take in an id of each of these slots. Which are live, the others being aborted, ended or ghosts; and the finishes of those."""
+        batch = self._batch
+        live = batch.stays[slots] == stays
+        if np.count_nonzero(live) < len(live):
+            slots, ids = slots[live], ids[live]
+        finishes = np.zeros(len(ids), np.uint8)
+        taken = batch.take(slots, ids)
+        for slot in slots[taken.filled].tolist():
+            sequence = batch.updated(slot)
+            if sequence.is_running:
+                self._prefixes.publish(sequence, len(sequence.ids) - 1)
+        for row in taken.suspects:
+            finishes[row] = self._finish(batch.updated(int(slots[row])))
+        return live, finishes
+
+    def _take_columns(
+        self, flight: Flight, most_ids: np.ndarray, result: StepResult
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Take in the ids of rows that might have had drafts: each id's slot, and the rest as of `_take`.
+
+        What follows an id that ended its choice is not live.
+        """
+        id_counts = result.id_counts if len(result.id_counts) else np.ones_like(most_ids)
+        self._drafted += result.drafted
+        self._accepted += len(result.ids) - len(id_counts)
+        is_live = self._batch.stays[flight.slots] == flight.stays
+        self._batch.settle(flight.slots[is_live], (most_ids - id_counts)[is_live])
+        rows, columns = flight.columns(id_counts)
+        slots, stays = flight.slots[rows], flight.stays[rows]
+        live, finishes = np.zeros(len(rows), bool), np.zeros(len(rows), np.uint8)
+        for places in columns:
+            live[places], found = self._take(slots[places], stays[places], result.ids[places])
+            finishes[places[live[places]]] = found
+        return slots, live, finishes[live]
 
     @property
     def idle(self) -> bool:
@@ -198,6 +232,8 @@ class Scheduler:
             pages_total=self._pool.total,
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
+            drafted=self._drafted,
+            accepted=self._accepted,
             plan_bytes=0,
             all_reduces=0,
             all_gathers=0,
@@ -229,6 +265,7 @@ class Scheduler:
             stop_ids=frozenset(submit.stop_ids.tolist()),
             leader=next(iter(request.choices.values()), None),
             matcher=matcher,
+            speculates=self._capacity.speculative and can_speculate(submit),
         )
 
     def _refuse(self, group: Group, kind: Refusal, reason: str) -> None:
@@ -284,6 +321,14 @@ class Scheduler:
         self._queue.add(sequence)
         self._preemptions += 1
         self._forecast.preempted()
+
+    def _most_drafts(self) -> int:
+        """How many each decode row of the next plan may have. What may be wrong takes no page that others will want soon."""
+        if not self._capacity.speculative:
+            return 0
+        most = most_drafts(self._batch.num_decoding, self._capacity.max_num_batched_tokens)
+        wanted = self._batch.num_beginning_pages(most) + self._batch.num_running
+        return most if wanted <= self._pool.available else 0
 
     def _plan_running_chunk(self, draft: Draft) -> None:
         """The next chunk of the sequence amid its prefill. Only the last one admitted can be: it took all the budget."""
