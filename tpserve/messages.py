@@ -126,8 +126,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """Rank 0's answer to a plan: the ids of its SAMPLE rows, in row order; -1 where the logits were not finite. Each row has one,
-    or `id_counts` of them if any row had drafts, of which there were `drafted` in all.
+    """Rank 0's answer to a plan: the ids of its SAMPLE rows, in row order; -1 where the logits were not finite. Each row has
+    one, or `id_counts` of them if the plan allowed drafts, of which there were `drafted` in all.
 
     `scores` has a position for each of these ids, or none at all if no row wants logprobs; `target_scores` has one
     for each target of the SCORE rows. `seconds` has one entry per name in `STEP_PARTS`; `all_reduces` and
@@ -172,7 +172,7 @@ class Logits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """What one step brought, one entry per id; a choice's are in order. `cached` is its prompt tokens found in the prefix cache.
+    """What one step brought, one entry per id, a choice's in order. `cached` is its prompt tokens found in the prefix cache.
 
     `scores` has a position for each id, or none at all if no choice wants logprobs.
     `waits` has one entry per choice planned for the first time since the last message: its seconds in the queue.

@@ -38,7 +38,7 @@ class StepPlan:
     slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT. Those
     from `starts` to `stop_counts` have one entry per FIRST row: the position of the row's first token (a prefix hit precedes
     it), the slot's parameters, and of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row
-    order) are all that the slot has, its prompt's first; none where neither its parameters nor drafts look back. `bias_counts[f]` of
+    order) are all that the slot has, its prompt's first; none where nothing looks back at them. `bias_counts[f]` of
     `bias_ids` have `bias_values` added to their logits. At positions before `min_lens[f]`, `stop_counts[f]` of the ids in
     `stop_ids` are not sampled. `logprobs[f]` is as in `Submit`.
 

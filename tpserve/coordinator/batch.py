@@ -22,7 +22,8 @@ class Decodes(NamedTuple):
     flags: np.ndarray  # uint8
     page_counts: np.ndarray  # uint32
     pages: list[int]
-    most_drafts: np.ndarray  # uint8: how many each may have; empty if none may have any
+    most_drafts: np.ndarray  # uint8: of those that speculate
+    most_ids: np.ndarray | None  # int64: how many each may bring; None: one each
     masked: list[Sequence]  # those under a grammar
 
 
@@ -62,7 +63,7 @@ class Batch:
         self._planned = np.zeros(num_slots, np.int32)
         self._prompt_lens = np.zeros(num_slots, np.int32)
         self._max_lens = np.zeros(num_slots, np.int32)
-        self._held = np.zeros(num_slots, np.int32)  # pages
+        self._room = np.zeros(num_slots, np.int32)  # tokens, in its pages
         self._flags = np.zeros(num_slots, np.uint8)  # of a decode row
         self._speculates = np.zeros(num_slots, bool)
         self._watched = np.zeros(num_slots, bool)  # may end with any id: by its grammar, or as all its ids are planned
@@ -100,7 +101,7 @@ class Batch:
         self.choices[slot] = sequence.choice
         self.cached[slot] = sequence.cached or 0
         self._known[slot] = self._planned[slot] = len(sequence.ids)
-        self._held[slot] = len(pages)
+        self._room[slot] = len(pages) * self._page_size
         self._speculates[slot] = sequence.speculates
         self._prompt_lens[slot] = sequence.num_prompt
         self._max_lens[slot] = sequence.max_len
@@ -186,46 +187,51 @@ class Batch:
     def num_beginning_pages(self, drafts: int = 0) -> int:
         """How many pages the decode rows of the next plan begin, with so many drafts each."""
         slots = self._decoding
-        return int(self._new_pages(slots, self._planned[slots] + 1 + self._drafts(slots, drafts)).sum())
+        return int(self._pages(self._planned[slots] + self._drafts(slots, drafts) - self._room[slots]).clip(0).sum())
 
     def decode(self, take_pages: Callable[[int], list[int]], drafts: int = 0) -> Decodes:
         """Plan one more id for each that decodes, and so many drafts before it of those that speculate."""
         slots = self._decoding
-        flags, most_drafts = self._flags[slots], _NO_DRAFTS
+        flags, most_drafts, most_ids = self._flags[slots], _NO_DRAFTS, None
         masked = [self.sequences[slot] for slot in slots[flags != _DECODE].tolist()]
-        planned = self._planned[slots] + 1
-        if drafts:
-            more = self._drafts(slots, drafts)
-            planned += more
+        computed = self._planned[slots]  # in all, after this step
+        if drafts and (more := self._drafts(slots, drafts)).any():
+            computed += more
             flags[more > 0] |= _SPECULATE
-            most_drafts = more.astype(np.uint8)
-        page_counts = self._new_pages(slots, planned)
-        rows = page_counts.nonzero()[0]
-        pages = take_pages(int(page_counts.sum()))
+            most_drafts, most_ids = more[more > 0].astype(np.uint8), 1 + more.astype(np.int64)
+        lacking = computed - self._room[slots]
+        begin_page = lacking > 0
+        page_counts = self._pages(lacking).clip(0).astype(np.uint32) if most_ids is not None else begin_page.astype(np.uint32)
+        begin_slots, counts = slots[begin_page].tolist(), page_counts[begin_page].tolist()
+        pages = take_pages(sum(counts))
         given = iter(pages)
-        for slot, count in zip(slots[rows].tolist(), page_counts[rows].tolist()):
+        for slot, count in zip(begin_slots, counts):
             self.sequences[slot].pages += islice(given, count)
-        self._planned[slots] = planned
-        self._held[slots] += page_counts
+            self._room[slot] += count * self._page_size
+        self._planned[slots] = planned = computed + 1
         goes_on = planned < self._max_lens[slots]
         if np.count_nonzero(goes_on) < len(slots):
             self._decoding = slots[goes_on]
             self._watched[slots[~goes_on]] = True
-        return Decodes(slots, flags, page_counts.astype(np.uint32), pages, most_drafts, masked)
+        return Decodes(slots, flags, page_counts, pages, most_drafts, most_ids, masked)
 
     def _drafts(self, slots: np.ndarray, most: int) -> np.ndarray:
-        """How many drafts each may have, so that no answer becomes longer than it may."""
-        return np.where(self._speculates[slots], np.minimum(most, self._max_lens[slots] - self._planned[slots] - 1), 0)
+        """How many drafts each may have: half of what is left of it, so that its end is seldom planned before it is near."""
+        left = self._max_lens[slots] - self._planned[slots] - 1
+        drafts: np.ndarray = np.where(self._speculates[slots], np.minimum(left // 2, most), 0)
+        return drafts
 
-    def _new_pages(self, slots: np.ndarray, planned: np.ndarray) -> np.ndarray:
-        """How many pages each begins for so many planned ids, of which the last has no keys and values yet."""
-        return np.maximum((planned - 2) // self._page_size + 1 - self._held[slots], 0)
+    def _pages(self, tokens: np.ndarray) -> np.ndarray:
+        """How many pages hold so many tokens."""
+        return -(-tokens // self._page_size)
 
-    def settle(self, slots: np.ndarray, wrong: np.ndarray) -> None:
-        """Of what was planned for these slots, none of whose stays is over, so many ids will not come.
+    def settle(self, slots: np.ndarray, stays: np.ndarray, wrong: np.ndarray) -> None:
+        """Of what was planned in these stays so many ids will not come.
 
         Who had all planned that it may have, and is not at its end, decodes on.
         """
+        live = self.stays[slots] == stays
+        slots, wrong = slots[live], wrong[live]
         paused = slots[(wrong > 0) & (self._planned[slots] == self._max_lens[slots])]
         self._planned[slots] -= wrong
         resumed = [slot for slot in paused.tolist() if self.sequences[slot].is_running]

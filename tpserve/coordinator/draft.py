@@ -29,7 +29,7 @@ class Draft:
         self.step = step
         self.now_s = now_s
         self.num_decodes = len(decodes.slots)
-        self.budget = budget - self.num_decodes - int(decodes.most_drafts.sum())  # tokens that may still be added
+        self.budget = budget - self.num_decodes - sum(decodes.most_drafts.tolist())  # tokens that may still be added
         self.masked = decodes.masked  # of the rows under a grammar that sample
         self.scored: list[Scored] = []  # in row order
         self.chunks: list[Sequence] = []  # of the rows that hold a chunk, in row order
@@ -89,8 +89,8 @@ class Draft:
     @property
     def most_ids(self) -> np.ndarray | None:
         """How many ids each of these may bring, int64; None if one each."""
-        decodes = self._decodes
-        return _joined(1 + decodes.most_drafts.astype(np.int64), [1] * len(self._sampled)) if len(decodes.most_drafts) else None
+        most = self._decodes.most_ids
+        return None if most is None else _joined(most, [1] * len(self._sampled))
 
     def finish(self) -> StepPlan | None:
         """The plan, or None when it has no rows."""
@@ -109,7 +109,7 @@ class Draft:
             target_counts=np.array([row.num_targets for row in self.scored], np.uint32),
             target_tops=np.array(self._target_tops, np.uint32),
             targets=np.asarray(self._targets),
-            most_drafts=decodes.most_drafts[decodes.most_drafts > 0],
+            most_drafts=decodes.most_drafts,
             copy_from=np.array([source for source, _ in self._copies], np.int32),
             copy_to=np.array([target for _, target in self._copies], np.int32),
             **(_parameters(self._first) if self._first else _NO_PARAMETERS),

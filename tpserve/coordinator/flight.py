@@ -39,13 +39,9 @@ class Flight(NamedTuple):
             raise ProtocolError(f"result of step {self.step} has scores of {found} targets for {num_targets}")
 
     def _allows(self, id_counts: np.ndarray, num_ids: int) -> bool:
-        if not len(id_counts):
-            return num_ids == len(self.slots)
-        return (
-            self.most_ids is not None
-            and len(id_counts) == len(self.most_ids)
-            and bool(((id_counts >= 1) & (id_counts <= self.most_ids)).all())
-        )
+        if self.most_ids is None:
+            return num_ids == len(self.slots) and not len(id_counts)
+        return len(id_counts) == len(self.slots) and bool(((id_counts > 0) & (id_counts <= self.most_ids)).all())
 
     def columns(self, id_counts: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """Of each id its row; and the places of the rows' first ids, of their second ones, and so on: intp."""

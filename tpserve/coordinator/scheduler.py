@@ -74,7 +74,6 @@ class Scheduler:
         self._batch = Batch(capacity.max_num_seqs, capacity.page_size, vocab_size)
         self._preemptions = 0
         self._prefix_hit_tokens = 0
-        self._drafted = self._accepted = 0  # ids
 
     # What comes from the frontend
 
@@ -162,7 +161,8 @@ class Scheduler:
         if flight.most_ids is None:
             live, finishes = self._take(slots, flight.stays, ids)
         else:
-            slots, live, finishes = self._take_columns(flight, flight.most_ids, result)
+            batch.settle(slots, flight.stays, flight.most_ids - result.id_counts)
+            slots, live, finishes = self._take_columns(flight, result)
         token_scores = flight.token_scores(result.scores, live)
         if len(finishes) < len(ids):
             slots, ids = slots[live], ids[live]
@@ -182,7 +182,7 @@ class Scheduler:
         return Outcome(prompt_scores, tokens)
 
     def _take(self, slots: np.ndarray, stays: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Take in an id of each of these slots. Which are live, the others being aborted, ended or ghosts; and the finishes of those."""
+        """Take in an id of each of these slots; which are live, and their finishes. The others ended, or are ghosts."""
         batch = self._batch
         live = batch.stays[slots] == stays
         if np.count_nonzero(live) < len(live):
@@ -197,19 +197,9 @@ class Scheduler:
             finishes[row] = self._finish(batch.updated(int(slots[row])))
         return live, finishes
 
-    def _take_columns(
-        self, flight: Flight, most_ids: np.ndarray, result: StepResult
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Take in the ids of rows that might have had drafts: each id's slot, and the rest as of `_take`.
-
-        What follows an id that ended its choice is not live.
-        """
-        id_counts = result.id_counts if len(result.id_counts) else np.ones_like(most_ids)
-        self._drafted += result.drafted
-        self._accepted += len(result.ids) - len(id_counts)
-        is_live = self._batch.stays[flight.slots] == flight.stays
-        self._batch.settle(flight.slots[is_live], (most_ids - id_counts)[is_live])
-        rows, columns = flight.columns(id_counts)
+    def _take_columns(self, flight: Flight, result: StepResult) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Take in the ids of rows that might have had drafts: each id's slot, then as `_take`, ids behind an end being dead."""
+        rows, columns = flight.columns(result.id_counts)
         slots, stays = flight.slots[rows], flight.stays[rows]
         live, finishes = np.zeros(len(rows), bool), np.zeros(len(rows), np.uint8)
         for places in columns:
@@ -232,8 +222,8 @@ class Scheduler:
             pages_total=self._pool.total,
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
-            drafted=self._drafted,
-            accepted=self._accepted,
+            drafted=0,
+            accepted=0,
             plan_bytes=0,
             all_reduces=0,
             all_gathers=0,

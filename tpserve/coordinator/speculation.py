@@ -5,18 +5,15 @@ from __future__ import annotations
 from tpserve.limits import MOST_COLUMNS
 from tpserve.messages import Submit
 
-_MOST_DRAFTS = 7  # of a row
-
 
 def most_drafts(rows: int, most_tokens: int) -> int:
     """How many drafts each of a step's decode rows may have; the step holds `most_tokens` at most.
 
-    A CPU multiplies some columns in the time that it takes to read the weights, which one column takes as well, so drafts among
-    the first few are nearly free even if they are wrong. Beyond, each costs as much as another request's id, which is never
-    wrong: there are none when many decode. Half of a step is left to prompts.
+    A CPU multiplies a few columns in little more than the time that it takes to read the weights, which one column takes as
+    well, so drafts among the first few hardly cost anything when they are wrong. Beyond, they take as long as ids of other
+    requests, which are never wrong: so there are none when many decode. Half of a step is left to prompts.
     """
-    columns = min(MOST_COLUMNS, most_tokens // 2)
-    return max(0, min(_MOST_DRAFTS, columns // rows - 1)) if rows else 0
+    return max(0, min(MOST_COLUMNS, most_tokens // 2) // rows - 1) if rows else 0
 
 
 def can_speculate(submit: Submit) -> bool:

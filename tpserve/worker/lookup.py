@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup: where an answer last had the ids that it ends with now, it had those that may come next.
+"""Drafts by prompt lookup: what followed an answer's last ids where they stood before, may follow again.
 
-Nothing is lost by a wrong draft but time: an id is sampled after each (`Runner`), and those that the drafts before it were right
-for are the ones that come one by one as well.
+A wrong draft costs time and nothing else: an id is sampled after each draft as it would be if that came by itself, and those
+after the first wrong one are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Lookup:
             self._ids[slot, : len(past)] = past
 
     def draft(self, plan: StepPlan, lengths: np.ndarray) -> Drafts:
-        """Drafts for its SPECULATE rows; `lengths` (slots,) are the tokens with keys and values, the last known id's excluded."""
+        """Drafts for its SPECULATE rows; `lengths` (slots,) are tokens with keys and values: all known ids but the last."""
         counts, found = np.zeros(len(plan.slots), np.int64), [np.empty(0, np.int64)]
         rows = np.flatnonzero(plan.flags & Row.SPECULATE)
         for row, most in zip(rows.tolist(), plan.most_drafts.tolist()):
@@ -49,7 +49,7 @@ class Lookup:
         self._ids[slots, positions] = ids.clip(0)
 
     def learn(self, slots: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Of so many drafts so many were right, of these slots. Where all were, twice as many are tried, else one more than were."""
+        """So many of these slots' drafts were right. Where all were, twice as many come next, else one more than were right."""
         self._most[slots] = np.where(accepted == drafted, 2 * drafted, accepted + 1)
 
 
@@ -68,4 +68,5 @@ def continuation(ids: np.ndarray, most: int) -> np.ndarray:
     if not len(ends):
         return np.empty(0, np.int64)
     period = len(ids) - 1 - ends[-1]
-    return ids[len(ids) - period + np.arange(most) % period].astype(np.int64)
+    places = len(ids) - period + np.arange(most) % period
+    return np.asarray(ids[places], np.int64)

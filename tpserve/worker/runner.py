@@ -134,7 +134,7 @@ class Runner:
     def _take(
         self, tokens: StepTokens, samples: Samples, positions: np.ndarray, sampled: Tensor, found: Scores
     ) -> tuple[np.ndarray, np.ndarray, Scores]:
-        """End the step, of which these ids were sampled for these positions. Which of them stand, how many by row, and scores."""
+        """End the step. Of the ids sampled for these positions: those that stand, how many of each row, and scores."""
         ids, slots, id_counts = sampled.cpu().numpy(), tokens.slots[samples.rows], _ONE_EACH
         if samples.counts is None:
             self.slots.end(tokens)
@@ -154,7 +154,7 @@ class Runner:
         return ids, id_counts.astype(np.uint8), found
 
     def _end_drafts(self, tokens: StepTokens, rows: np.ndarray, counts: np.ndarray, id_counts: np.ndarray) -> None:
-        """Of the `counts` ids sampled of each of these rows, so many stand; what was computed of wrong drafts does not count."""
+        """Of the `counts` ids of each of these rows `id_counts` stand; what was computed of wrong drafts is of no use."""
         num_wrong = np.zeros(len(tokens.slots), np.int64)
         num_wrong[rows] = counts - id_counts
         self.slots.end(tokens, num_wrong)

@@ -37,7 +37,7 @@ class Slots:
         self.last_ids = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def begin(self, plan: StepPlan, drafts: Drafts | None = None) -> StepTokens:
-        """Take over what the plan says of its slots; returns its tokens, with the drafts behind their rows' own. `end` must follow."""
+        """Take over what the plan says of its slots; returns its tokens, drafts included. `end` must follow."""
         slots, counts = plan.slots.astype(np.int64), plan.counts.astype(np.int64)
         if drafts is not None:
             counts += drafts.counts

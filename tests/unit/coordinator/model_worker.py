@@ -64,7 +64,8 @@ def make_submit(
 ) -> Submit:
     """`choices` maps each index to the ids it already has. Every other request has penalties; each is a group of its own."""
     choices = choices or {0: []}
-    plain = {
+    plain: dict[str, Any] = {
+        "sampling": sampling(seed, looks_back=request % 2 == 1),
         "group": request, "min_tokens": 0, "logprobs": -1, "prompt_logprobs": -1, "grammar": "", "priority": 0,
         "max_wait_s": 0.0, "cache_salt": "",
     }  # fmt: skip
@@ -75,7 +76,6 @@ def make_submit(
         generated=[np.array(ids, np.int32) for ids in choices.values()],
         max_tokens=max_tokens,
         stop_ids=np.array(stop_ids, np.int32),
-        sampling=sampling(seed, looks_back=request % 2 == 1),
         bias_ids=np.array([*(bias or {})], np.int32),
         bias_values=np.array([*(bias or {}).values()], np.float32),
         **{**plain, **others},
@@ -244,7 +244,7 @@ class ModelWorker:
                 ids += found
                 counts.append(len(found))
                 scores += [scores_of(self._digest(slot), found[-1], slot.tops)] if slot.tops >= 0 else [[]] * len(found)
-        counts = counts if drafted else []
+        counts = counts if len(plan.most_drafts) else []
         assert not words
         scores = scores if any(scores) else []
         return StepResult(
@@ -404,7 +404,7 @@ class Surroundings:
         self.refusals: list[Refusal] = []
         self.now_s = 0.0  # each plan takes a second
         self.steps = 0
-        self.ghosts = 0
+        self.ghosts = self.drafted = self.accepted = 0
 
     def submit(self, submit: Submit) -> bool:
         """Whether the request was taken."""
@@ -460,6 +460,8 @@ class Surroundings:
         assert isinstance(tokens, Tokens)
         assert tokens.step == result.step
         self.ghosts += len(result.ids) - len(tokens.ids)
+        self.drafted += result.drafted
+        self.accepted += int(result.id_counts.sum()) - len(result.id_counts)
         columns = (tokens.requests, tokens.choices, tokens.ids, tokens.finishes, tokens.cached)
         scores = unpacked(tokens.scores) or [[]] * len(tokens.ids)
         assert any(scores) == bool(len(tokens.scores.counts))
