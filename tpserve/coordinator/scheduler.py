@@ -214,7 +214,7 @@ class Scheduler:
 
     @property
     def stats(self) -> Stats:
-        """Its part of the statistics; what was sent to the workers and counted there is 0."""
+        """Its part of the statistics; what is counted by who sends plans and gets results is 0."""
         return Stats(
             running=self._batch.num_running,
             waiting=len(self._queue),
@@ -222,11 +222,7 @@ class Scheduler:
             pages_total=self._pool.total,
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
-            drafted=0,
-            accepted=0,
-            plan_bytes=0,
-            all_reduces=0,
-            all_gathers=0,
+            **dict.fromkeys(("drafted", "accepted", "plan_bytes", "all_reduces", "all_gathers"), 0),
         )
 
     def check(self) -> None:
