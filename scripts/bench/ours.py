@@ -16,8 +16,6 @@ import asyncio
 import contextlib
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -70,11 +68,7 @@ def prefix(rounds: int) -> None:
 
 
 def speculation(rounds: int) -> None:
-    check = [sys.executable, "-m", "tpserve.cli", "launch", *NGRAM, "--show-config"]
-    refused = subprocess.run(check, capture_output=True, text=True, check=False)
-    if refused.returncode:
-        print(f"speculation: skipped, {refused.stderr.strip()}")
-        return
+    """The prompts are phrases of random tokens over and over, with which the demo goes on; each run draws new ones."""
 
     async def speed(url: str) -> float:
         (phrase,) = prompts(1, PHRASE_TOKENS)
@@ -92,21 +86,20 @@ def speculation(rounds: int) -> None:
             if number:  # the first warms up
                 ratios.append(found[0] / found[1])
                 print(f"speculation: {found[0]:.1f} tok/s, without {found[1]:.1f}", flush=True)
+        with with_ngram.running():
+            drafted, accepted = (
+                metric(with_ngram.url, f"tpserve_spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted")
+            )
     show("speculation: tok/s over tok/s without", ratios)
+    print(f"speculation: {accepted:.0f} of {drafted:.0f} drafts were right", flush=True)
 
 
 def slots(rounds: int) -> None:
     """Tokens are counted by the client as they come, a prompt's with its first: fewer than are in the pages."""
 
-    async def pages(client: httpx.AsyncClient) -> int:
-        found = re.search(r"^tpserve_kv_pages_used\{.*\} (\S+)$", (await client.get("/metrics")).text, re.MULTILINE)
-        if not found:
-            raise SystemExit("no tpserve_kv_pages_used in /metrics")
-        return int(float(found[1]))
-
     async def run(url: str) -> float:
         answers: list[Answer] = []
-        samples: list[tuple[float, int]] = []
+        samples: list[tuple[float, float]] = []
 
         async def one_after_the_other() -> None:
             for prompt in prompts(FULL.requests // FULL.in_flight, FULL.input_tokens):
@@ -115,7 +108,7 @@ def slots(rounds: int) -> None:
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             work = asyncio.gather(*(one_after_the_other() for _ in range(FULL.in_flight)))
             while not work.done():
-                samples.append((time.perf_counter(), await pages(client)))
+                samples.append((time.perf_counter(), value_of("tpserve_kv_pages_used", (await client.get("/metrics")).text)))
                 await asyncio.sleep(0.25)
             await work
         held = sum(tokens_at(answers, at) for at, _ in samples)
@@ -129,6 +122,19 @@ def tokens_at(answers: list[Answer], at: float) -> int:
     """Tokens of prompts and answers that streams had then."""
     open_ = (answer for answer in answers if answer.events[0] <= at < answer.events[-1])
     return sum(answer.prompt_tokens + sum(event <= at for event in answer.events) for answer in open_)
+
+
+def metric(url: str, name: str) -> float:
+    """What the server shows of it now."""
+    return value_of(name, httpx.get(f"{url}/metrics", trust_env=False).text)
+
+
+def value_of(name: str, metrics: str) -> float:
+    """Of a metric with one sample, in the exposition format."""
+    found = re.search(rf"^{name}\{{.*\}} (\S+)$", metrics, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"no {name} in /metrics")
+    return float(found[1])
 
 
 def show(what: str, values: list[float]) -> None:
