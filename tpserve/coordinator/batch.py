@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -187,7 +186,7 @@ class Batch:
     def num_beginning_pages(self, drafts: int = 0) -> int:
         """How many pages the decode rows of the next plan begin, with so many drafts each."""
         slots = self._decoding
-        return int(self._pages(self._planned[slots] + self._drafts(slots, drafts) - self._room[slots]).clip(0).sum())
+        return int(self._pages(self._planned[slots] + self._drafts(slots, drafts) - self._room[slots]).sum())
 
     def decode(self, take_pages: Callable[[int], list[int]], drafts: int = 0) -> Decodes:
         """Plan one more id for each that decodes, and so many drafts before it of those that speculate."""
@@ -199,15 +198,13 @@ class Batch:
             computed += more
             flags[more > 0] |= _SPECULATE
             most_drafts, most_ids = more[more > 0].astype(np.uint8), 1 + more.astype(np.int64)
-        lacking = computed - self._room[slots]
-        begin_page = lacking > 0
-        page_counts = self._pages(lacking).clip(0).astype(np.uint32) if most_ids is not None else begin_page.astype(np.uint32)
-        begin_slots, counts = slots[begin_page].tolist(), page_counts[begin_page].tolist()
-        pages = take_pages(sum(counts))
-        given = iter(pages)
-        for slot, count in zip(begin_slots, counts):
-            self.sequences[slot].pages += islice(given, count)
-            self._room[slot] += count * self._page_size
+        room = self._room[slots]
+        page_counts = (computed > room if most_ids is None else self._pages(computed - room)).astype(np.uint32)
+        owners = slots.repeat(page_counts).tolist()
+        pages = take_pages(len(owners))
+        for slot, page in zip(owners, pages):
+            self.sequences[slot].pages.append(page)
+        self._room[slots] = room + page_counts * self._page_size
         self._planned[slots] = planned = computed + 1
         goes_on = planned < self._max_lens[slots]
         if np.count_nonzero(goes_on) < len(slots):
@@ -221,9 +218,9 @@ class Batch:
         drafts: np.ndarray = np.where(self._speculates[slots], np.minimum(left // 2, most), 0)
         return drafts
 
-    def _pages(self, tokens: np.ndarray) -> np.ndarray:
-        """How many pages hold so many tokens."""
-        return -(-tokens // self._page_size)
+    def _pages(self, lacking: np.ndarray) -> np.ndarray:
+        """How many pages have room for so many tokens; none for less than none."""
+        return -(-lacking.clip(0) // self._page_size)
 
     def settle(self, slots: np.ndarray, stays: np.ndarray, wrong: np.ndarray) -> None:
         """Of what was planned in these stays so many ids will not come.
