@@ -42,10 +42,11 @@ class WorkerFailed(Exception):
 
 def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | None = None) -> StepPlan:
     """A plan of rows given as dicts: slot, and of count, flags, pages, ids, and for FIRST rows start, parameters, past
-    and so on, for SCORE rows targets.
+    and so on, for SCORE rows targets, for SPECULATE rows most_drafts.
     """
     first = [row for row in rows if row["flags"] & Row.FIRST]
     scored = [row for row in rows if row["flags"] & Row.SCORE]
+    speculating = [row for row in rows if row["flags"] & Row.SPECULATE]
 
     def of(name: str, dtype: str, default: Any = 0, among: list[dict[str, Any]] = rows) -> np.ndarray:
         return np.array([row.get(name, default) for row in among], dtype)
@@ -87,6 +88,7 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
         target_counts=sizes("targets", scored),
         target_tops=of("target_top", "<u4", 0, scored),
         targets=flat("targets"),
+        most_drafts=of("most_drafts", "<u1", 0, speculating),
         copy_from=np.array([a for a, _ in copies or ()], "<i4"),
         copy_to=np.array([b for _, b in copies or ()], "<i4"),
     )

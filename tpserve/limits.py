@@ -8,7 +8,14 @@ from typing import Literal
 from tpserve.model.spec import Dynamic, ModelSpec
 from tpserve.settings import Settings, UserError
 
+MOST_COLUMNS = 16  # of a step's decode rows together, where they have drafts
+
 _STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # a CPU's step stays short enough for the streams that wait for it
+
+
+def most_samples(max_num_seqs: int) -> int:
+    """How many ids a step may sample: one a row, or as many as there are columns where rows have drafts."""
+    return max(max_num_seqs, MOST_COLUMNS)
 
 
 @dataclass(frozen=True)

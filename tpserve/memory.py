@@ -9,7 +9,7 @@ from math import prod
 
 from tpserve.deployment import RankMemory
 from tpserve.kernels.native.buffers import buffers
-from tpserve.limits import Limits
+from tpserve.limits import Limits, most_samples
 from tpserve.model.families import held, tensors
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import Shard
@@ -17,6 +17,7 @@ from tpserve.parallel.segment import CAPACITY_BYTES, shared_memory_bytes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PAGE_NUMBER_BYTES = 8  # in a slot's table
+_ID_BYTES = 4
 _MOST_KV_BYTES = 2 * 1024**3  # of the default budget
 
 
@@ -50,13 +51,23 @@ def weight_bytes(spec: ModelSpec, shard: Shard, dtype: str) -> int:
 
 
 def rank_memory(
-    spec: ModelSpec, shards: tuple[Shard, ...], dtype: str, sizes: Limits, *, pages: int, page_size: int, table: str | None
+    spec: ModelSpec,
+    shards: tuple[Shard, ...],
+    dtype: str,
+    sizes: Limits,
+    *,
+    pages: int,
+    page_size: int,
+    table: str | None,
+    keeps_ids: bool,
 ) -> tuple[RankMemory, ...]:
     """What each rank on a CPU holds. Plain torch makes its buffers anew at each step; they are about as large.
 
-    `table` is the dtype of the embedding in the file that all ranks map, None where each has its own.
+    `table` is the dtype of the embedding in the file that all ranks map, None where each has its own. Who `keeps_ids` looks up
+    drafts among them.
     """
     slot_bytes = pages_for(sizes.max_model_len, page_size) * _PAGE_NUMBER_BYTES
+    slot_bytes += sizes.max_model_len * _ID_BYTES if keeps_ids else 0
     fixed_bytes = sizes.max_num_seqs * slot_bytes
     if len(shards) > 1:
         fixed_bytes += shared_memory_bytes(len(shards), CAPACITY_BYTES) // len(shards)
@@ -65,7 +76,7 @@ def rank_memory(
     mapped_bytes = 0 if table is None else ids * ITEM_BYTES[dtype] - ids * ITEM_BYTES[table] // len(shards)
 
     def of(shard: Shard) -> RankMemory:
-        made = buffers(spec, shard, computed, sizes.max_num_batched_tokens, sizes.max_num_seqs, len(shards) == 1)
+        made = buffers(spec, shard, computed, sizes.max_num_batched_tokens, most_samples(sizes.max_num_seqs), len(shards) == 1)
         return RankMemory(
             weights=weight_bytes(spec, shard, dtype) - mapped_bytes,
             pool=pages * page_bytes(spec, shard, dtype, page_size),

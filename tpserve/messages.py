@@ -126,7 +126,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """Rank 0's answer to a plan: one id per SAMPLE row, in row order; -1 where the logits were not finite.
+    """Rank 0's answer to a plan: the ids of its SAMPLE rows, in row order; -1 where the logits were not finite. Each row has
+    one, or `id_counts` of them if the plan allowed drafts, of which there were `drafted` in all.
 
     `scores` has a position for each of these ids, or none at all if no row wants logprobs; `target_scores` has one
     for each target of the SCORE rows. `seconds` has one entry per name in `STEP_PARTS`; `all_reduces` and
@@ -135,11 +136,17 @@ class StepResult:
 
     step: U64
     ids: I32s
+    id_counts: U8s
+    drafted: U32
     scores: Scores
     target_scores: Scores
     seconds: F32s
     all_reduces: U32
     all_gathers: U32
+
+    def __post_init__(self) -> None:
+        if len(self.id_counts):
+            adds_up(self, id_counts="ids")
 
 
 STEP_PARTS = ("plan", "reply", "prepare", "linear", "attention", "rows", "other", "wait", "transfer", "sample")
@@ -165,7 +172,7 @@ class Logits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """What one step brought, one entry per id. `cached` is the choice's prompt tokens found in the prefix cache.
+    """What one step brought, one entry per id, a choice's in order. `cached` is its prompt tokens found in the prefix cache.
 
     `scores` has a position for each id, or none at all if no choice wants logprobs.
     `waits` has one entry per choice planned for the first time since the last message: its seconds in the queue.
@@ -216,6 +223,8 @@ class Stats:
     kv_tokens: U64
     preemptions: U64
     prefix_hit_tokens: U64
+    drafted: U64
+    accepted: U64  # of those that were drafted
     plan_bytes: U64
     all_reduces: U64
     all_gathers: U64

@@ -19,9 +19,15 @@ class Row(enum.IntFlag):
     LOGITS = 8  # every rank answers with its slice of the logits of all the row's tokens
     MASKED = 16  # sampled under a grammar: the ids allowed come in the step's `SampleMasks`
     SCORE = 32  # logprobs of ids that are given are wanted: the row's `targets`
+    SPECULATE = 64  # a FROM_SLOT row that may be longer: ids that the worker drafts come in behind the slot's own
 
 
-_COUNTED = (Row.FIRST.value, Row.SCORE.value, Row.FROM_SLOT.value)  # numpy takes ten times as long over a flag itself
+_COUNTED = (
+    Row.FIRST.value,
+    Row.SCORE.value,
+    Row.SPECULATE.value,
+    Row.FROM_SLOT.value,
+)  # numpy takes ten times as long over a flag itself
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,13 +38,16 @@ class StepPlan:
     slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT. Those
     from `starts` to `stop_counts` have one entry per FIRST row: the position of the row's first token (a prefix hit precedes
     it), the slot's parameters, and of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row
-    order) are all that the slot has, its prompt's first; none where its parameters do not look back. `bias_counts[f]` of
+    order) are all that the slot has, its prompt's first; none where nothing looks back at them. `bias_counts[f]` of
     `bias_ids` have `bias_values` added to their logits. At positions before `min_lens[f]`, `stop_counts[f]` of the ids in
     `stop_ids` are not sampled. `logprobs[f]` is as in `Submit`.
 
     `target_counts` and `target_tops` have one entry per SCORE row: the first so many of the row's tokens have the next ids in
     `targets` (flat, in row order), whose logprobs are wanted beside those of so many likeliest ids. Pages `copy_to` are
     overwritten with pages `copy_from` before any key or value of this step is written.
+
+    `most_drafts` has one entry per SPECULATE row: it may have so many ids behind its own, whose `counts` is 1. An id is sampled
+    after each; those that follow the first draft that was wrong are dropped, and so the slot's length is known to workers only.
     """
 
     step: U64
@@ -71,6 +80,7 @@ class StepPlan:
     target_counts: U32s
     target_tops: U32s
     targets: I32s
+    most_drafts: U8s
     copy_from: I32s
     copy_to: I32s
 
@@ -84,10 +94,11 @@ class StepPlan:
         same_length(self, "bias_ids", "bias_values")
         same_length(self, "target_counts", "target_tops")
         same_length(self, "copy_from", "copy_to")
-        first, score, fed = (np.count_nonzero(self.flags & flag) for flag in _COUNTED)
-        wanted = [first, self.page_counts.sum(), self.counts.sum() - fed, score]
-        if wanted != [len(self.starts), len(self.pages), len(self.ids), len(self.target_counts)]:
-            raise MessageError(f"StepPlan: rows want {wanted} starts, pages, ids and targets")
+        *flagged, fed = (np.count_nonzero(self.flags & flag) for flag in _COUNTED)
+        wanted = [*flagged, self.page_counts.sum(), self.counts.sum() - fed]
+        there = (self.starts, self.target_counts, self.most_drafts, self.pages, self.ids)
+        if wanted != [*map(len, there)]:
+            raise MessageError(f"StepPlan: rows want {wanted} starts, targets, drafts, pages and ids")
         adds_up(self, past_counts="past", bias_counts="bias_ids", stop_counts="stop_ids", target_counts="targets")
 
 

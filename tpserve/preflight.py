@@ -199,7 +199,10 @@ def _fit(
     sizes = limits(settings, spec, None if pages is None else pages * settings.block_size, device)
     if device != "cpu" or pages is None:
         return pages, sizes, ()
-    held = memory.rank_memory(spec, shards, dtype, sizes, pages=pages, page_size=settings.block_size, table=table)
+    held = memory.rank_memory(
+        spec, shards, dtype, sizes, pages=pages, page_size=settings.block_size, table=table,
+        keeps_ids=settings.speculative != "off",
+    )  # fmt: skip
     _check_memory(memory.host_memory(held), available_bytes)
     return pages, sizes, held
 

@@ -211,6 +211,15 @@ class Settings(BaseModel):
         Flag("--max-num-batched-tokens", section="scheduler"),
         Field(description="Most tokens in one step; auto is 512 on a CPU, 8192 on a GPU."),
     ] = "auto"
+    speculative: Annotated[
+        Literal["off", "ngram"],
+        BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+        Flag("--speculative", "--speculative-algorithm", section="scheduler"),
+        Field(
+            description="ngram: while few requests run, try the ids that followed the last ones where they stood before,"
+            " several a step; answers stay as they are."
+        ),
+    ] = "off"
     target_itl_ms: Annotated[
         Annotated[float, Field(gt=0)] | None,
         Flag("--target-itl-ms", section="scheduler"),

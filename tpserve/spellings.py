@@ -83,12 +83,14 @@ NOT_BUILT = {
     "data_parallel_start_rank", "default_mm_loras",
     "eplb_config", "hf_config_path", "hf_overrides", "io_processor_plugin", "kv_events_config", "kv_transfer_config",
     "log_config_file", "logits_processor_pattern", "logits_processors", "lora_modules", "middleware",
-    "model_loader_extra_config", "num_gpu_blocks_override", "num_speculative_tokens", "otlp_traces_endpoint",
+    "model_loader_extra_config", "ngram_prompt_lookup_max", "ngram_prompt_lookup_min", "num_gpu_blocks_override",
+    "num_speculative_tokens", "otlp_traces_endpoint",
     "override_attention_dtype", "override_generation_config", "override_neuron_config", "override_pooler_config",
     "pooler_config", "prompt_adapters", "quantization", "quantization_param_path",
     "reasoning_parser_plugin", "rope_scaling", "rope_theta", "root_path", "scheduler_cls",
-    "show_hidden_metrics_for_version", "speculative_config", "speculative_model", "ssl_ca_certs", "ssl_certfile",
-    "ssl_keyfile", "structured_outputs_config", "tokenizer", "tokenizer_revision", "tool_parser_plugin",
+    "show_hidden_metrics_for_version", "speculative_config", "speculative_draft_model_path", "speculative_eagle_topk",
+    "speculative_model", "speculative_num_draft_tokens", "speculative_num_steps", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile",
+    "structured_outputs_config", "tokenizer", "tokenizer_revision", "tool_parser_plugin",
     "tool_server", "uds", "worker_extension_cls",
 }  # fmt: skip
 _SHORT = {
@@ -157,7 +159,8 @@ def _plain_number(text: str) -> str:
 def unknown(name: str, known: Iterable[str] = FIELDS, cutoff: float = 0.75) -> UserError:
     """The refusal of a name that is no setting, with the nearest of the known ones, of a likeness of `cutoff` at least."""
     if is_foreign(name):
-        return UserError(f"{name} is not supported yet")
+        instead = ", only speculative ngram is" if "specul" in name or "ngram" in name else ""
+        return UserError(f"{name} is not supported yet{instead}")
     if key(name) == "hf_token":
         return UserError(f"{name}: others could read a token that stands there; set HF_TOKEN, or run hf auth login")
     nearest = get_close_matches(name, known, 1, cutoff)

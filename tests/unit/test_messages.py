@@ -82,7 +82,7 @@ def test_decode_of_a_changed_message_is_refused(change: Any) -> None:
 
 
 def test_decode_of_an_array_with_a_torn_element_is_refused() -> None:
-    torn = parts(StepResult(1, np.zeros(2, "<i4"), NO_SCORES, NO_SCORES, np.zeros(5, "<f4"), 0, 0))
+    torn = parts(StepResult(1, np.zeros(2, "<i4"), np.empty(0, "<u1"), 0, NO_SCORES, NO_SCORES, np.zeros(5, "<f4"), 0, 0))
     torn[3] = torn[3][:-1]
     with pytest.raises(MessageError, match=r"StepResult\.ids"):
         decode(msgpack.packb(torn))

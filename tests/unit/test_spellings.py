@@ -83,6 +83,7 @@ def test_foreign_setting_that_would_change_something_is_refused(name: str, value
         ("tensor_paralel_size", "no such setting: tensor_paralel_size; did you mean tensor_parallel_size?"),
         ("qqqq", "no such setting: qqqq; tpserve launch --help lists the settings"),
         ("quantization", "quantization is not supported yet"),
+        ("--num-speculative-tokens", "--num-speculative-tokens is not supported yet, only speculative ngram is"),
     ],
 )
 def test_unknown_name_is_refused_with_the_nearest(name: str, says: str) -> None:

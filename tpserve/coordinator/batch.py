@@ -10,16 +10,19 @@ import numpy as np
 from tpserve.coordinator.sequence import Sequence
 from tpserve.messages import Row
 
-_DECODE, _MASKED = int(Row.SAMPLE | Row.FROM_SLOT), int(Row.MASKED)
+_DECODE, _MASKED, _SPECULATE = int(Row.SAMPLE | Row.FROM_SLOT), int(Row.MASKED), int(Row.SPECULATE)
+_NO_DRAFTS = np.empty(0, np.uint8)
 
 
 class Decodes(NamedTuple):
-    """A plan's decode rows: arrays over them, and the pages of those that begin one."""
+    """A plan's decode rows: arrays over them, and the pages of those that begin some."""
 
     slots: np.ndarray  # intp
     flags: np.ndarray  # uint8
-    begin_page: np.ndarray  # bool
+    page_counts: np.ndarray  # uint32
     pages: list[int]
+    most_drafts: np.ndarray  # uint8: of those that speculate
+    most_ids: np.ndarray | None  # int64: how many each may bring; None: one each
     masked: list[Sequence]  # those under a grammar
 
 
@@ -36,6 +39,9 @@ class Batch:
     Of a sequence that decodes, ids are *known* up to one place and *planned* up to another, the difference being
     outstanding; keys and values are computed, or planned to be, of all that is planned but the last. A page's worth of
     known ids is kept here and added to the sequence's own when it is full, or when the sequence leaves its slot.
+
+    With drafts what is planned is a bound, which comes down by those that were wrong (`settle`). The pages up to it are kept:
+    what was computed of wrong drafts lies behind the known ids and is overwritten by what comes instead.
     """
 
     def __init__(self, num_slots: int, page_size: int, vocab_size: int):
@@ -56,7 +62,9 @@ class Batch:
         self._planned = np.zeros(num_slots, np.int32)
         self._prompt_lens = np.zeros(num_slots, np.int32)
         self._max_lens = np.zeros(num_slots, np.int32)
+        self._room = np.zeros(num_slots, np.int32)  # tokens, in its pages
         self._flags = np.zeros(num_slots, np.uint8)  # of a decode row
+        self._speculates = np.zeros(num_slots, bool)
         self._watched = np.zeros(num_slots, bool)  # may end with any id: by its grammar, or as all its ids are planned
         self._recent = np.zeros((num_slots, page_size), np.int32)  # id p of a sequence is in column (p - 1) % page_size
 
@@ -69,6 +77,11 @@ class Batch:
     def num_running(self) -> int:
         """How many sequences advance, or could."""
         return len(self.sequences) - len(self._leaving)
+
+    @property
+    def num_decoding(self) -> int:
+        """How many have a decode row in the next plan."""
+        return len(self._decoding)
 
     def answers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(Tokens of the prompt, of the answer as planned, and of the answer at most), of each that has a slot."""
@@ -87,6 +100,8 @@ class Batch:
         self.choices[slot] = sequence.choice
         self.cached[slot] = sequence.cached or 0
         self._known[slot] = self._planned[slot] = len(sequence.ids)
+        self._room[slot] = len(pages) * self._page_size
+        self._speculates[slot] = sequence.speculates
         self._prompt_lens[slot] = sequence.num_prompt
         self._max_lens[slot] = sequence.max_len
         self._watched[slot] = sequence.matcher is not None
@@ -180,27 +195,65 @@ class Batch:
         others = self.sequences.keys() - set(self._decoding.tolist())
         return int((self._planned[self._decoding] - 1).sum()) + sum(map(self.num_held, others))
 
-    def num_beginning_pages(self) -> int:
-        """How many decode rows of the next plan begin a page."""
-        return int(np.count_nonzero((self._planned[self._decoding] - 1) % self._page_size == 0))
+    def recount_held(self) -> int:
+        """The tokens in each page that one who runs has, whoever shares it."""
+        in_pages: dict[int, int] = {}
+        for slot, sequence in self.sequences.items():
+            for number, page in enumerate(sequence.pages if sequence.is_running else []):
+                in_page = min(max(self.num_held(slot) - number * self._page_size, 0), self._page_size)
+                in_pages[page] = max(in_page, in_pages.get(page, 0))
+        return sum(in_pages.values())
 
-    def decode(self, take_pages: Callable[[int], list[int]]) -> Decodes:
-        """Plan one more id for each that decodes."""
+    def num_beginning_pages(self, drafts: int = 0) -> int:
+        """How many pages the decode rows of the next plan begin, with so many drafts each."""
         slots = self._decoding
-        planned = self._planned[slots]
-        begin_page = (planned - 1) % self._page_size == 0
-        begin_slots = slots[begin_page].tolist()
-        pages = take_pages(len(begin_slots))
-        for slot, page in zip(begin_slots, pages):
+        return int(self._pages(self._planned[slots] + self._drafts(slots, drafts) - self._room[slots]).sum())
+
+    def decode(self, take_pages: Callable[[int], list[int]], drafts: int = 0) -> Decodes:
+        """Plan one more id for each that decodes, and so many drafts before it of those that speculate."""
+        slots = self._decoding
+        flags, most_drafts, most_ids = self._flags[slots], _NO_DRAFTS, None
+        masked = [self.sequences[slot] for slot in slots[flags != _DECODE].tolist()]
+        computed = self._planned[slots]  # in all, after this step
+        if drafts and (more := self._drafts(slots, drafts)).any():
+            computed += more
+            flags[more > 0] |= _SPECULATE
+            most_drafts, most_ids = more[more > 0].astype(np.uint8), 1 + more.astype(np.int64)
+        room = self._room[slots]
+        page_counts = (computed > room if most_ids is None else self._pages(computed - room)).astype(np.uint32)
+        owners = slots.repeat(page_counts).tolist()
+        pages = take_pages(len(owners))
+        for slot, page in zip(owners, pages):
             self.sequences[slot].pages.append(page)
-        self._planned[slots] = planned = planned + 1
+        self._room[slots] = room + page_counts * self._page_size
+        self._planned[slots] = planned = computed + 1
         goes_on = planned < self._max_lens[slots]
         if np.count_nonzero(goes_on) < len(slots):
             self._decoding = slots[goes_on]
             self._watched[slots[~goes_on]] = True
-        flags = self._flags[slots]
-        masked = [self.sequences[slot] for slot in slots[flags != _DECODE].tolist()]
-        return Decodes(slots, flags, begin_page, pages, masked)
+        return Decodes(slots, flags, page_counts, pages, most_drafts, most_ids, masked)
+
+    def _drafts(self, slots: np.ndarray, most: int) -> np.ndarray:
+        """How many drafts each may have: half of what is left of it, so that its end is seldom planned before it is near."""
+        left = self._max_lens[slots] - self._planned[slots] - 1
+        drafts: np.ndarray = np.where(self._speculates[slots], np.minimum(left // 2, most), 0)
+        return drafts
+
+    def _pages(self, lacking: np.ndarray) -> np.ndarray:
+        """How many pages have room for so many tokens; none for less than none."""
+        return -(-lacking.clip(0) // self._page_size)
+
+    def settle(self, slots: np.ndarray, stays: np.ndarray, wrong: np.ndarray) -> None:
+        """Of what was planned in these stays so many ids will not come.
+
+        Who had all planned that it may have, and is not at its end, decodes on.
+        """
+        live = self.stays[slots] == stays
+        slots, wrong = slots[live], wrong[live]
+        paused = slots[(wrong > 0) & (self._planned[slots] == self._max_lens[slots])]
+        self._planned[slots] -= wrong
+        resumed = [slot for slot in paused.tolist() if self.sequences[slot].is_running]
+        self._decoding = np.append(self._decoding, np.array(resumed, np.intp))
 
     def take(self, slots: np.ndarray, ids: np.ndarray) -> Taken:
         """Take in an id for each of these slots, none of whose stays is over."""

@@ -25,6 +25,7 @@ class Capacity:
     by_priority: bool  # who is admitted first, and preempted last
     max_queue: int | None  # most requests that wait
     target_itl_s: float | None = None  # between an answer's tokens; None: steps are as large as they may be
+    speculative: bool = False  # whether workers may draft ids
 
     def __post_init__(self) -> None:
         pages = pages_for(self.max_model_len, self.page_size)

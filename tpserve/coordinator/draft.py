@@ -29,7 +29,7 @@ class Draft:
         self.step = step
         self.now_s = now_s
         self.num_decodes = len(decodes.slots)
-        self.budget = budget - self.num_decodes  # tokens that may still be added
+        self.budget = budget - self.num_decodes - sum(decodes.most_drafts.tolist())  # tokens that may still be added
         self.masked = decodes.masked  # of the rows under a grammar that sample
         self.scored: list[Scored] = []  # in row order
         self.chunks: list[Sequence] = []  # of the rows that hold a chunk, in row order
@@ -86,6 +86,12 @@ class Draft:
         """Slots of the rows that sample, in row order: intp."""
         return _joined(self._decodes.slots, self._sampled)
 
+    @property
+    def most_ids(self) -> np.ndarray | None:
+        """How many ids each of these may bring, int64; None if one each."""
+        most = self._decodes.most_ids
+        return None if most is None else _joined(most, [1] * len(self._sampled))
+
     def finish(self) -> StepPlan | None:
         """The plan, or None when it has no rows."""
         decodes = self._decodes
@@ -96,13 +102,14 @@ class Draft:
             slots=_joined(decodes.slots.astype(np.uint16), self._slots),
             counts=_joined(np.ones(self.num_decodes, np.uint32), self._counts),
             flags=_joined(decodes.flags, self._flags),
-            page_counts=_joined(decodes.begin_page.astype(np.uint32), self._page_counts),
+            page_counts=_joined(decodes.page_counts, self._page_counts),
             pages=np.array(self._pages, np.int32),
             ids=np.asarray(self._ids),
             starts=np.array(self._starts, np.uint32),
             target_counts=np.array([row.num_targets for row in self.scored], np.uint32),
             target_tops=np.array(self._target_tops, np.uint32),
             targets=np.asarray(self._targets),
+            most_drafts=decodes.most_drafts,
             copy_from=np.array([source for source, _ in self._copies], np.int32),
             copy_to=np.array([target for _, target in self._copies], np.int32),
             **(_parameters(self._first) if self._first else _NO_PARAMETERS),
@@ -119,7 +126,7 @@ def _parameters(rows: list[Sequence]) -> dict[str, np.ndarray]:
     min_lens = [len(submit.prompt) + submit.min_tokens if submit.min_tokens else 0 for submit in submits]
     stops = [submit.stop_ids if submit.min_tokens else submit.stop_ids[:0] for submit in submits]
     # The workers see no ids of a prefix hit, and none of the last stay in a slot.
-    pasts = [np.array(row.ids if row.request.submit.sampling.looks_back else [], np.int32) for row in rows]
+    pasts = [np.array(row.ids if row.looks_back else [], np.int32) for row in rows]
 
     def parameter(name: str, dtype: type) -> np.ndarray:
         return np.array([getattr(submit.sampling, name) for submit in submits], dtype)

@@ -52,7 +52,7 @@ class Coordinator:
         self._beats = charge.beats()
         self._grammars = Grammars(charge.deployment)
         self._ranks = [str(rank).encode() for rank in range(charge.deployment.settings.tp)]
-        self._plan_bytes = self._all_reduces = self._all_gathers = 0
+        self._plan_bytes = self._all_reduces = self._all_gathers = self._drafted = self._accepted = 0
         self._was_idle = True
         self._next_stats_s = 0.0
 
@@ -163,6 +163,8 @@ class Coordinator:
             raise _unexpected(message, f"rank {rank}, while serving")
         self._all_reduces += message.all_reduces
         self._all_gathers += message.all_gathers
+        self._drafted += message.drafted
+        self._accepted += int(message.id_counts.sum()) - len(message.id_counts)
         prompt_scores, tokens = self._scheduler.result(message, time.monotonic())
         for scores in prompt_scores:
             self._to_frontend(scores)
@@ -198,7 +200,10 @@ class Coordinator:
         self._was_idle = idle
         if was_idle if idle else now_s < self._next_stats_s:
             return
-        counts = {"plan_bytes": self._plan_bytes, "all_reduces": self._all_reduces, "all_gathers": self._all_gathers}
+        counts = {
+            "drafted": self._drafted, "accepted": self._accepted, "plan_bytes": self._plan_bytes,
+            "all_reduces": self._all_reduces, "all_gathers": self._all_gathers,
+        }  # fmt: skip
         stats = dataclasses.replace(self._scheduler.stats, **counts)
         if idle and stats.pages_used:
             raise RuntimeError(f"no request is open, yet {stats.pages_used} pages are in use")
@@ -240,6 +245,7 @@ def capacity(deployment: Deployment, num_pages: int) -> Capacity:
             by_priority=settings.scheduling_policy == "priority",
             max_queue=settings.max_queue,
             target_itl_s=None if settings.target_itl_ms is None else settings.target_itl_ms / 1000,
+            speculative=settings.speculative != "off",
         )
     except ValueError as error:
         raise UserError(str(error)) from None

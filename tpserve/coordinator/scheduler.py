@@ -12,24 +12,23 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
 from tpserve.coordinator.batch import Batch
 from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.draft import Draft
-from tpserve.coordinator.flight import Flight, ProtocolError
+from tpserve.coordinator.flight import Flight, Outcome, ProtocolError
 from tpserve.coordinator.forecast import Forecast
 from tpserve.coordinator.pace import Pace
 from tpserve.coordinator.pages import PagePool
 from tpserve.coordinator.prefix import Prefixes
 from tpserve.coordinator.queue import Queue
 from tpserve.coordinator.sequence import Group, Matcher, Request, Sequence
+from tpserve.coordinator.speculation import can_speculate, most_drafts
 from tpserve.memory import pages_for
 from tpserve.messages import (
     Finish,
-    PromptScores,
     Refusal,
     Refused,
     SampleMasks,
@@ -43,13 +42,6 @@ from tpserve.messages import (
 WINDOW = 2  # plans in flight: the workers have the next one when they end a step
 
 _ALL_CHOICES = -1
-
-
-class Outcome(NamedTuple):
-    """What a result brings for the frontend, in the order in which it is to be told."""
-
-    prompt_scores: list[PromptScores]
-    tokens: Tokens
 
 
 class Scheduler:
@@ -122,7 +114,7 @@ class Scheduler:
             return None
         assert not self._in_flight or not self._in_flight[0].masked, "a step's masks come before the next plan"
         self._make_room()
-        decodes = self._batch.decode(self._pool.take)
+        decodes = self._batch.decode(self._pool.take, self._most_drafts())
         draft = Draft(self._step + 1, self._capacity.max_num_batched_tokens, now_s, decodes)
         if self._pace is not None:
             draft.budget = min(draft.budget, self._pace.share(draft.num_decodes))
@@ -137,7 +129,7 @@ class Scheduler:
             self._pace.planned(draft.num_decodes, len(plan.ids), now_s)
         self._step = plan.step
         slots = draft.sampled
-        self._in_flight.append(Flight(plan.step, slots, self._batch.stays[slots], draft.scored, draft.masked))
+        self._in_flight.append(Flight(plan.step, slots, self._batch.stays[slots], draft.scored, draft.masked, draft.most_ids))
         return plan
 
     def masks(self) -> SampleMasks | None:
@@ -156,18 +148,15 @@ class Scheduler:
         if self._pace is not None:
             self._pace.done(now_s)
         batch, slots, ids = self._batch, flight.slots, result.ids
-        live = batch.stays[slots] == flight.stays  # the others were aborted, or are ghosts
-        prompt_scores, token_scores = flight.prompt_scores(result.target_scores), flight.token_scores(result.scores, live)
-        if np.count_nonzero(live) < len(live):
+        prompt_scores = flight.prompt_scores(result.target_scores)
+        if flight.most_ids is None:
+            live, finishes = self._take(slots, flight.stays, ids)
+        else:
+            batch.settle(slots, flight.stays, flight.most_ids - result.id_counts)
+            slots, live, finishes = self._take_columns(flight, result)
+        token_scores = flight.token_scores(result.scores, live)
+        if len(finishes) < len(ids):
             slots, ids = slots[live], ids[live]
-        finishes = np.zeros(len(ids), np.uint8)
-        taken = batch.take(slots, ids)
-        for slot in slots[taken.filled].tolist():
-            sequence = batch.updated(slot)
-            if sequence.is_running:
-                self._prefixes.publish(sequence, len(sequence.ids) - 1)
-        for row in taken.suspects:
-            finishes[row] = self._finish(batch.updated(int(slots[row])))
         batch.let_go()
         tokens = Tokens(
             step=result.step,
@@ -183,6 +172,32 @@ class Scheduler:
         self._waits.clear()
         return Outcome(prompt_scores, tokens)
 
+    def _take(self, slots: np.ndarray, stays: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take in an id of each of these slots; which are live, and their finishes. The others ended, or are ghosts."""
+        batch = self._batch
+        live = batch.stays[slots] == stays
+        if np.count_nonzero(live) < len(live):
+            slots, ids = slots[live], ids[live]
+        finishes = np.zeros(len(ids), np.uint8)
+        taken = batch.take(slots, ids)
+        for slot in slots[taken.filled].tolist():
+            sequence = batch.updated(slot)
+            if sequence.is_running:
+                self._prefixes.publish(sequence, len(sequence.ids) - 1)
+        for row in taken.suspects:
+            finishes[row] = self._finish(batch.updated(int(slots[row])))
+        return live, finishes
+
+    def _take_columns(self, flight: Flight, result: StepResult) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Take in the ids of rows that might have had drafts: each id's slot, then as `_take`, ids behind an end being dead."""
+        rows, columns = flight.columns(result.id_counts)
+        slots, stays = flight.slots[rows], flight.stays[rows]
+        live, finishes = np.zeros(len(rows), bool), np.zeros(len(rows), np.uint8)
+        for places in columns:
+            live[places], found = self._take(slots[places], stays[places], result.ids[places])
+            finishes[places[live[places]]] = found
+        return slots, live, finishes[live]
+
     @property
     def idle(self) -> bool:
         """Whether no request is open and no plan in flight."""
@@ -190,7 +205,7 @@ class Scheduler:
 
     @property
     def stats(self) -> Stats:
-        """Its part of the statistics; what was sent to the workers and counted there is 0."""
+        """Its part of the statistics; what is counted by who sends plans and gets results is 0."""
         return Stats(
             running=self._batch.num_running,
             waiting=len(self._queue),
@@ -199,9 +214,7 @@ class Scheduler:
             kv_tokens=self._num_tokens,
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
-            plan_bytes=0,
-            all_reduces=0,
-            all_gathers=0,
+            **dict.fromkeys(("drafted", "accepted", "plan_bytes", "all_reduces", "all_gathers"), 0),
         )
 
     @property
@@ -216,13 +229,7 @@ class Scheduler:
         for slot, sequence in running.items():
             open_pages = sequence.pages[self._batch.num_computed(slot) // self._page_size :]
             assert not self._pool.is_shared(open_pages), "a page that will be written to is shared"
-        in_pages: dict[int, int] = {}
-        for slot, sequence in running.items():
-            held = self._batch.num_held(slot)
-            for number, page in enumerate(sequence.pages):
-                in_page = min(max(held - number * self._page_size, 0), self._page_size)
-                in_pages[page] = max(in_page, in_pages.get(page, 0))
-        assert sum(in_pages.values()) == self._num_tokens, "tokens in pages were miscounted"
+        assert self._batch.recount_held() == self._num_tokens, "tokens in pages were miscounted"
         self._batch.check()
         self._queue.check(list(self._open.values()), list(running.values()))
 
@@ -242,6 +249,7 @@ class Scheduler:
             stop_ids=frozenset(submit.stop_ids.tolist()),
             leader=next(iter(request.choices.values()), None),
             matcher=matcher,
+            speculates=self._capacity.speculative and can_speculate(submit),
         )
 
     def _refuse(self, group: Group, kind: Refusal, reason: str) -> None:
@@ -297,6 +305,14 @@ class Scheduler:
         self._queue.add(sequence)
         self._preemptions += 1
         self._forecast.preempted()
+
+    def _most_drafts(self) -> int:
+        """How many each decode row of the next plan may have. What may be wrong takes no page that others will want soon."""
+        if not self._capacity.speculative:
+            return 0
+        most = most_drafts(self._batch.num_decoding, self._capacity.max_num_batched_tokens)
+        wanted = self._batch.num_beginning_pages(most) + self._batch.num_running
+        return most if wanted <= self._pool.available else 0
 
     def _plan_running_chunk(self, draft: Draft) -> None:
         """The next chunk of the sequence amid its prefill. Only the last one admitted can be: it took all the budget."""

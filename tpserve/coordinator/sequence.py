@@ -60,6 +60,7 @@ class Sequence:
     stop_ids: frozenset[int]
     leader: Sequence | None  # another choice of the same prompt, which is prefilled first
     matcher: Matcher | None  # which has taken the generated ids
+    speculates: bool = False  # whether its rows may have drafts
 
     cached: int | None = None  # prompt tokens that the first admission found computed
     digests: list[bytes] = field(default_factory=list)  # of the pages' contents, as far as they were needed
@@ -77,6 +78,11 @@ class Sequence:
     def num_prompt(self) -> int:
         """Of its tokens, those of the prompt."""
         return len(self.request.submit.prompt)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the workers are to know all its ids."""
+        return self.speculates or self.request.submit.sampling.looks_back
 
     @property
     def is_running(self) -> bool:

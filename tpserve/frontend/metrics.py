@@ -84,7 +84,7 @@ class EngineCollector:
 
     def __init__(self, model: str):
         self._model = model
-        self.stats = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.stats = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
     def collect(self) -> Iterator[Metric]:
         """One family per figure; prometheus_client calls this."""
@@ -98,6 +98,8 @@ class EngineCollector:
         yield self._gauge("kv_cache_usage_ratio", "Share of the KV pages that is held.", usage)
         hits = {"": stats.prefix_hit_tokens}
         yield self._counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", hits)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", {"": stats.drafted})
+        yield self._counter("spec_decode_num_accepted_tokens", "Of these, those that were right.", {"": stats.accepted})
         yield self._counter("preemptions", "Choices that lost their pages to others.", {"": stats.preemptions})
         yield self._counter("plan_bytes", "Bytes of step plans, each plan once.", {"": stats.plan_bytes})
         kinds = {"all_reduce": stats.all_reduces, "all_gather": stats.all_gathers}

@@ -10,6 +10,9 @@ sign, presence and frequency are as in OpenAI's API.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+
 import numpy as np
 from torch import Tensor
 
@@ -18,7 +21,11 @@ from tpserve.parallel.partition import Span
 from tpserve.worker.passes import TORCH, Passes
 from tpserve.worker.slots import parts
 
+NO_DRAFTS: Mapping[int, np.ndarray] = {}
+
 _ROOM = 256  # ids by which a past is made larger
+_NONE = np.empty(0, np.int64)
+_NEUTRAL = np.array([[1], [0], [0]], np.float32)
 
 
 class _Past:
@@ -29,6 +36,14 @@ class _Past:
         self.columns = columns.astype(np.int32)
         self.counts = np.bincount(places[len(prompt) :], minlength=len(columns)).astype(np.int32)
         self.size = len(columns)
+
+    def after(self, columns: list[int]) -> _Past:
+        """What it is when these were sampled as well."""
+        past = copy(self)
+        past.columns, past.counts = self.columns.copy(), self.counts.copy()
+        for column in columns:
+            past.add(column)
+        return past
 
     def add(self, column: int) -> None:
         found = np.flatnonzero(self.columns[: self.size] == column)
@@ -62,20 +77,27 @@ class Penalties:
         slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
         if not len(slots):
             return
-        self._has_past[slots] = plan.past_counts > 0
-        self._penalties[:, slots] = plan.repetition_penalties, plan.presence_penalties, plan.frequency_penalties
+        penalties = np.stack((plan.repetition_penalties, plan.presence_penalties, plan.frequency_penalties))
+        self._penalties[:, slots] = penalties
+        self._has_past[slots] = (penalties != _NEUTRAL).any(axis=0)  # drafts want the past as well
         for slot, past, prompt_count in zip(slots.tolist(), parts(plan.past, plan.past_counts), plan.prompt_counts.tolist()):
             self._pasts.pop(slot, None)
-            if len(past):
+            if self._has_past[slot]:
                 self._pasts[slot] = _Past(self._columns(past[:prompt_count]), self._columns(past[prompt_count:]))
 
-    def apply_(self, logits: Tensor, slots: np.ndarray) -> None:
-        """Penalize in place: `logits` is float32 (rows, columns), a row for each of the slots, int64 (rows,)."""
+    def apply_(self, logits: Tensor, slots: np.ndarray, drafts: Mapping[int, np.ndarray] = NO_DRAFTS) -> None:
+        """Penalize in place: `logits` is float32 (rows, columns), a row for each of the slots, int64 (rows,).
+
+        `drafts` are the ids that come before a row's beside those that were sampled.
+        """
         rows = np.flatnonzero(self._has_past[slots])
         if not len(rows):
             return
         slots = slots[rows]
         pasts = [self._pasts[slot] for slot in slots.tolist()]
+        if drafts:
+            ahead = [self._columns(drafts[row]) if row in drafts else _NONE for row in rows.tolist()]
+            pasts = [past.after(columns.tolist()) for past, columns in zip(pasts, ahead)]
         columns = np.concatenate([past.columns[: past.size] for past in pasts])
         counts = np.concatenate([past.counts[: past.size] for past in pasts])
         sizes = np.array([past.size for past in pasts])

@@ -22,6 +22,7 @@ from tpserve.kernels.interface import Kernels
 from tpserve.kernels.native.kernels import NativeKernels
 from tpserve.kernels.native.library import Team
 from tpserve.kernels.torch_kernels import TorchKernels
+from tpserve.limits import most_samples
 from tpserve.memory import page_bytes, pages_for, weight_bytes
 from tpserve.messages import (
     Hello,
@@ -43,6 +44,7 @@ from tpserve.parallel.collectives import Alone, Collectives
 from tpserve.parallel.partition import partition
 from tpserve.parallel.shared_memory_native import NativeSharedMemory
 from tpserve.worker.biases import Biases
+from tpserve.worker.lookup import Lookup
 from tpserve.worker.native_passes import NativePasses
 from tpserve.worker.passes import TORCH
 from tpserve.worker.penalties import Penalties
@@ -72,6 +74,7 @@ class Worker:
         self.storage = _STORAGE[charge.deployment.dtype]
         # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
         self.compute = torch.float32 if (self.device.type, self.storage) == ("cpu", torch.float16) else self.storage
+        self.speculates = charge.deployment.settings.speculative != "off"
         self.lib = chosen(charge.deployment.native)
         if self.lib is not None and charge.rank == 0:
             logger.info("native kernels: %s", self.lib.name)
@@ -121,7 +124,7 @@ class Worker:
         torch.set_num_threads(1)
         return NativeKernels(
             deployment.spec, self.shard, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
-            deployment.max_num_batched_tokens, deployment.max_num_seqs,
+            deployment.max_num_batched_tokens, most_samples(deployment.max_num_seqs),
         )  # fmt: skip
 
     def _collectives(self) -> Collectives:
@@ -167,7 +170,8 @@ class Worker:
         slots = Slots(deployment.max_num_seqs, most, deployment.page_size, self.device)
         penalties = Penalties(deployment.max_num_seqs, self.shard.vocab, passes)
         biases = Biases(deployment.max_num_seqs, self.shard.vocab)
-        return Runner(decoder, collectives, sampler, slots, penalties, biases, pools, passes)
+        lookup = Lookup(deployment.max_num_seqs, deployment.max_model_len) if self.speculates else None
+        return Runner(decoder, collectives, sampler, slots, penalties, biases, pools, passes, lookup)
 
     def _pools(self, shape: tuple[int, ...]) -> Tensor:
         """All of it touched: what does not fit fails now, not in mid-stream."""
@@ -218,6 +222,8 @@ class Worker:
             result = StepResult(
                 step=plan.step,
                 ids=outcome.ids.astype(np.int32),
+                id_counts=outcome.id_counts,
+                drafted=outcome.drafted,
                 scores=outcome.scores,
                 target_scores=outcome.target_scores,
                 seconds=seconds,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
 from tpserve.kernels.interface import StepTokens
 from tpserve.messages import Row, StepPlan
+
+
+class Drafts(NamedTuple):
+    """Ids that a worker puts behind rows' own, which may be wrong."""
+
+    counts: np.ndarray  # int64 (rows,)
+    ids: np.ndarray  # int64, flat, in row order
 
 
 class Slots:
@@ -27,9 +36,11 @@ class Slots:
         self.logprobs = np.full(slots, -1, np.int64)
         self.last_ids = torch.zeros(slots, dtype=torch.int64, device=device)
 
-    def begin(self, plan: StepPlan) -> StepTokens:
-        """Take over what the plan says of its slots; returns its tokens. `end` must follow."""
+    def begin(self, plan: StepPlan, drafts: Drafts | None = None) -> StepTokens:
+        """Take over what the plan says of its slots; returns its tokens, drafts included. `end` must follow."""
         slots, counts = plan.slots.astype(np.int64), plan.counts.astype(np.int64)
+        if drafts is not None:
+            counts += drafts.counts
         self._admit(slots[(plan.flags & Row.FIRST) != 0], plan)
         self._append_pages(slots, plan)
         starts = self.lengths[slots]
@@ -40,6 +51,8 @@ class Slots:
         from_slot = (plan.flags & Row.FROM_SLOT) != 0
         ids = np.zeros(len(row), np.int64)
         ids[~from_slot[row]] = plan.ids
+        if drafts is not None:
+            ids[from_slot[row] & (offset > 0)] = drafts.ids
         return StepTokens(
             slots=slots,
             starts=starts,
@@ -48,15 +61,15 @@ class Slots:
             positions=positions,
             kv_slots=self.tables[slots[row], page] * self.page_size + place,
             ids=ids,
-            fed=(stops - 1)[from_slot],
+            fed=(stops - counts)[from_slot],
             fed_slots=slots[from_slot],
             tables=self.tables,
             tails=self._tails(slots, starts, starts + counts, (plan.flags & Row.FIRST) != 0),
         )
 
-    def end(self, tokens: StepTokens) -> None:
-        """The tokens' keys and values are in the pool."""
-        self.lengths[tokens.slots] += tokens.counts
+    def end(self, tokens: StepTokens, num_wrong: np.ndarray | int = 0) -> None:
+        """The tokens' keys and values are in the pool; of so many of each row's last ones they are of no use: (rows,)."""
+        self.lengths[tokens.slots] += tokens.counts - num_wrong
 
     def _tails(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> np.ndarray:
         """The unused places of last pages that were another sequence's, or a copy, until now."""

@@ -64,7 +64,8 @@ def make_submit(
 ) -> Submit:
     """`choices` maps each index to the ids it already has. Every other request has penalties; each is a group of its own."""
     choices = choices or {0: []}
-    plain = {
+    plain: dict[str, Any] = {
+        "sampling": sampling(seed, looks_back=request % 2 == 1),
         "group": request, "min_tokens": 0, "logprobs": -1, "prompt_logprobs": -1, "grammar": "", "priority": 0,
         "max_wait_s": 0.0, "cache_salt": "",
     }  # fmt: skip
@@ -75,7 +76,6 @@ def make_submit(
         generated=[np.array(ids, np.int32) for ids in choices.values()],
         max_tokens=max_tokens,
         stop_ids=np.array(stop_ids, np.int32),
-        sampling=sampling(seed, looks_back=request % 2 == 1),
         bias_ids=np.array([*(bias or {})], np.int32),
         bias_values=np.array([*(bias or {}).values()], np.float32),
         **{**plain, **others},
@@ -233,15 +233,24 @@ class ModelWorker:
                 assert writers.get(page, slot) is slot, "a row sees what another row of the step writes"
         targets = self._targets(plan, rows)
         words, ids, scores = [] if masks is None else masks.words.tolist(), [], []
-        for (slot, _), flags in zip(rows, plan.flags.tolist(), strict=True):
+        counts: list[int] = []
+        drafted = sum(len(inputs) - 1 for (_, inputs), flags in zip(rows, plan.flags.tolist()) if flags & Row.SPECULATE)
+        for (slot, inputs), flags in zip(rows, plan.flags.tolist(), strict=True):
             assert flags & Row.SAMPLE or not flags & Row.MASKED
             if flags & Row.SAMPLE:
                 mask = words.pop(0) if flags & Row.MASKED else 0xFFFFFFFF
-                ids.append(self._sample(slot, [id_ for id_ in range(VOCAB) if mask >> id_ & 1]))
-                scores.append(scores_of(self._digest(slot), ids[-1], slot.tops))
+                may = [id_ for id_ in range(VOCAB) if mask >> id_ & 1]
+                found = self._samples(slot, inputs[1:], may) if flags & Row.SPECULATE else [self._sample(slot, may)]
+                ids += found
+                counts.append(len(found))
+                scores += [scores_of(self._digest(slot), found[-1], slot.tops)] if slot.tops >= 0 else [[]] * len(found)
+        counts = counts if len(plan.most_drafts) else []
         assert not words
         scores = scores if any(scores) else []
-        return StepResult(plan.step, np.array(ids, np.int32), packed(scores), packed(targets), np.zeros(5, np.float32), 0, 0)
+        return StepResult(
+            plan.step, np.array(ids, np.int32), np.array(counts, np.uint8), drafted, packed(scores), packed(targets),
+            np.zeros(5, np.float32), 0, 0,
+        )  # fmt: skip
 
     def _targets(self, plan: StepPlan, rows: list[tuple[Slot, list[int]]]) -> list[Entries]:
         """The scores of the targets of the plan's SCORE rows."""
@@ -264,6 +273,7 @@ class ModelWorker:
     def _advance_slots(self, plan: StepPlan) -> list[tuple[Slot, list[int]]]:
         """Each row's slot with its page table as of this step, and the row's input ids."""
         first, pages, ids, past, rows = 0, plan.pages.tolist(), plan.ids.tolist(), plan.past.tolist(), []
+        most_drafts = plan.most_drafts.tolist()
         bias_ids, stop_ids = plan.bias_ids.tolist(), plan.stop_ids.tolist()
         for r, number in enumerate(plan.slots.tolist()):
             flags, count, page_count = int(plan.flags[r]), int(plan.counts[r]), int(plan.page_counts[r])
@@ -271,7 +281,7 @@ class ModelWorker:
                 parameters = (plan.choices, plan.seeds, plan.starts, plan.logprobs, plan.min_lens)
                 counts = (plan.past_counts, plan.bias_counts, plan.stop_counts)
                 past_count, bias_count, stop_count = (int(values[first]) for values in counts)
-                assert bool(past_count) == bool(plan.presence_penalties[first])
+                assert bool(past_count) or not plan.presence_penalties[first]
                 self.slots[number] = Slot(
                     *(int(values[first]) for values in parameters),
                     stop_ids=stop_ids[:stop_count],
@@ -285,7 +295,11 @@ class ModelWorker:
             del pages[:page_count]
             if flags & Row.FROM_SLOT:
                 assert count == 1
-                rows.append((slot, [max(slot.last, 0)]))  # a ghost row may follow logits that were not finite
+                inputs = [max(slot.last, 0)]  # a ghost row may follow logits that were not finite
+                if flags & Row.SPECULATE:
+                    assert slot.past is not None, "drafts are to be made of ids that are not known"
+                    inputs += self._drafts(slot, inputs[0], most_drafts.pop(0))
+                rows.append((slot, inputs))
             else:
                 rows.append((slot, ids[:count]))
                 del ids[:count]
@@ -294,6 +308,7 @@ class ModelWorker:
         assert not past
         assert not bias_ids
         assert not stop_ids
+        assert not most_drafts
         assert first == len(plan.starts)
         return rows
 
@@ -317,6 +332,27 @@ class ModelWorker:
     def _digest(self, slot: Slot) -> int:
         """Of all that the slot's next id follows."""
         return self._at(slot, slot.length - 1)[1]
+
+    def _drafts(self, slot: Slot, token: int, most: int) -> list[int]:
+        """As many as there may be or fewer, of which some are wrong, by chance."""
+        digest, drafts = extend(self._digest(slot), token), []
+        for place in range(hash((digest, "drafts")) % (most + 1)):
+            banned = {*slot.banned, *(slot.stop_ids if slot.length + 1 + place < slot.min_len else [])}
+            right = next_id(digest, slot.choice, slot.seed, self.failing, [i for i in range(VOCAB) if i not in banned])
+            drafts.append(max(right, 0) if hash((digest, "right")) % 4 else hash((digest, "wrong")) % VOCAB)
+            digest = extend(digest, drafts[-1])
+        return drafts
+
+    def _samples(self, slot: Slot, drafts: list[int], may: list[int]) -> list[int]:
+        """The ids after a row that may end with wrong drafts; what was written for those is there, but does not count."""
+        slot.length -= len(drafts)
+        found = [self._sample(slot, may)]
+        for draft in drafts:
+            if found[-1] != draft:
+                break
+            slot.length += 1
+            found.append(self._sample(slot, may))
+        return found
 
     def _sample(self, slot: Slot, may: list[int]) -> int:
         digest, seen = 0, []
@@ -368,7 +404,7 @@ class Surroundings:
         self.refusals: list[Refusal] = []
         self.now_s = 0.0  # each plan takes a second
         self.steps = 0
-        self.ghosts = 0
+        self.ghosts = self.drafted = self.accepted = 0
 
     def submit(self, submit: Submit) -> bool:
         """Whether the request was taken."""
@@ -424,6 +460,8 @@ class Surroundings:
         assert isinstance(tokens, Tokens)
         assert tokens.step == result.step
         self.ghosts += len(result.ids) - len(tokens.ids)
+        self.drafted += result.drafted
+        self.accepted += int(result.id_counts.sum()) - len(result.id_counts)
         columns = (tokens.requests, tokens.choices, tokens.ids, tokens.finishes, tokens.cached)
         scores = unpacked(tokens.scores) or [[]] * len(tokens.ids)
         assert any(scores) == bool(len(tokens.scores.counts))
@@ -500,7 +538,8 @@ class Surroundings:
         assert len(set(plan.slots.tolist())) == len(flags)
         assert max(plan.slots) < capacity.max_num_seqs
         assert plan.counts.min() > 0
-        assert plan.counts.sum() <= capacity.max_num_batched_tokens
+        assert plan.counts.sum() + plan.most_drafts.sum() <= capacity.max_num_batched_tokens
+        assert capacity.speculative or not len(plan.most_drafts)
         decodes = [bool(flag & Row.FROM_SLOT) for flag in flags]
         assert decodes == sorted(decodes, reverse=True), "decode rows come first"
         if all(decodes):

@@ -57,7 +57,9 @@ def answer(made: Scheduler, plan: StepPlan, *ids: int) -> Tokens:
 
 
 def result_of(step: int, *ids: int, scores: Scores = NO_SCORES, target_scores: Scores = NO_SCORES) -> StepResult:
-    return StepResult(step, np.array(ids, np.int32), scores, target_scores, np.zeros(5, np.float32), 0, 0)
+    return StepResult(
+        step, np.array(ids, np.int32), np.empty(0, np.uint8), 0, scores, target_scores, np.zeros(5, np.float32), 0, 0
+    )
 
 
 def received(tokens: Tokens) -> list[tuple[int, int, int, int]]:

@@ -147,7 +147,17 @@ class Server:
         return message
 
     def answer(self, step: int, *ids: int, rank: int = 0, epoch: int = EPOCH, target_scores: Scores = NO_SCORES) -> None:
-        result = StepResult(step, np.array(ids, np.int32), NO_SCORES, target_scores, np.arange(5, dtype=np.float32), 2, 1)
+        result = StepResult(
+            step,
+            np.array(ids, np.int32),
+            np.empty(0, np.uint8),
+            0,
+            NO_SCORES,
+            target_scores,
+            np.arange(5, dtype=np.float32),
+            2,
+            1,
+        )
         self.workers[rank].send(encode(result, epoch))
 
 

@@ -81,7 +81,7 @@ def test_preemption_amid_a_scored_prefill_tells_every_score_once(caching: bool, 
 
 @pytest.mark.parametrize(
     ("scores", "targets", "says"),
-    [(2, 2, "scores of 2 ids for 1 rows"), (1, 1, "scores of 1 targets for 2"), (0, 3, "scores of 3 targets for 2")],
+    [(2, 2, "scores of 2 ids, not of 1"), (1, 1, "scores of 1 targets for 2"), (0, 3, "scores of 3 targets for 2")],
 )
 def test_result_without_the_scores_that_were_asked_for_is_a_fault(scores: int, targets: int, says: str) -> None:
     made = scheduler(make_submit(2, [1, 2, 3], logprobs=0, prompt_logprobs=0))

@@ -35,6 +35,7 @@ def capacities(draw: st.DrawFn) -> Capacity:
         prefix_caching=draw(st.booleans()),
         by_priority=draw(st.booleans()),
         max_queue=draw(st.sampled_from([None, None, 0, 3])),
+        speculative=draw(st.booleans()),
     )
 
 
@@ -132,7 +133,7 @@ def extras(rng: random.Random) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if rng.random() < 0.2}
 
 
-def heavy_load(seed: int, chunked: bool, caching: bool, window: int) -> Surroundings:
+def heavy_load(seed: int, chunked: bool, caching: bool, window: int, speculative: bool = False) -> Surroundings:
     """150 requests, mostly of several choices with common beginnings, through a pool far too small for them."""
     rng = random.Random(seed)
     page_size = rng.choice([2, 3, 4])
@@ -146,6 +147,7 @@ def heavy_load(seed: int, chunked: bool, caching: bool, window: int) -> Surround
         prefix_caching=caching,
         by_priority=window == 2,
         max_queue=10,
+        speculative=speculative,
     )
     everything = Surroundings(capacity, window, failing=True)
     for request in range(150):
@@ -173,3 +175,13 @@ def test_heavy_load_is_served_right_and_exercises_every_mechanism(chunked: bool,
     whole = [record for record in everything.choices.values() if len(record.received) == len(record.said.ids)]
     assert {record.said.finish for record in whole} == {*Finish} - {Finish.NONE}
     assert {*everything.refusals} == {Refusal.QUEUE_FULL, Refusal.WAITED}
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_heavy_load_with_drafts_is_served_right(chunked: bool, window: int) -> None:
+    everything = heavy_load(seed=4, chunked=chunked, caching=True, window=window, speculative=True)
+    assert 0 < everything.accepted < everything.drafted
+    assert everything.scheduler.stats.preemptions > 0
+    whole = [record for record in everything.choices.values() if len(record.received) == len(record.said.ids)]
+    assert {record.said.finish for record in whole} == {*Finish} - {Finish.NONE}

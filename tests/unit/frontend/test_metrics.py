@@ -12,7 +12,7 @@ NAMES = [
     "request_wait_seconds",
     "time_to_first_token_seconds", "time_per_output_token_seconds", "request_latency_seconds", "requests_total",
     "prompt_tokens_total", "generated_tokens_total", "prefix_cache_hit_tokens_total", "preemptions_total", "step_seconds",
-    "collectives_total", "plan_bytes_total",
+    "collectives_total", "plan_bytes_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
 ]  # fmt: skip
 
 
@@ -40,16 +40,17 @@ async def test_every_figure_is_there_from_the_start(deployment: Deployment) -> N
 @in_loop
 async def test_engines_counts_are_shown(deployment: Deployment) -> None:
     async with rig(deployment) as r:
-        await r.coordinator.say(Stats(1, 2, 16, 64, 250, 5, 6, 7, 8, 9))
+        await r.coordinator.say(Stats(1, 2, 16, 64, 250, 5, 6, 11, 10, 7, 8, 9))
         await wait_for(lambda: r.metric("requests_running"))
         shown = await samples(r)
         expected = {
             "requests_running": 1, "requests_waiting": 2, "kv_pages_used": 16, "kv_pages_total": 64, "kv_tokens": 250,
-            "kv_cache_usage_ratio": 0.25, "preemptions_total": 5, "prefix_cache_hit_tokens_total": 6, "plan_bytes_total": 7,
+            "kv_cache_usage_ratio": 0.25, "preemptions_total": 5, "prefix_cache_hit_tokens_total": 6,
+            "spec_decode_num_draft_tokens_total": 11, "spec_decode_num_accepted_tokens_total": 10, "plan_bytes_total": 7,
             "collectives_total[all_reduce]": 8, "collectives_total[all_gather]": 9,
         }  # fmt: skip
         assert {name: shown[f"tpserve_{name}"] for name in expected} == expected
-        await r.coordinator.say(Stats(0, 0, 0, 64, 0, 5, 6, 7, 8, 9))
+        await r.coordinator.say(Stats(0, 0, 0, 64, 0, 5, 6, 11, 10, 7, 8, 9))
 
 
 @in_loop

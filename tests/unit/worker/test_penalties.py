@@ -192,3 +192,22 @@ def test_rows_without_penalties_cost_no_operation_and_others_share_theirs() -> N
     with _Counting() as many:
         made.apply_(logits, np.arange(256))
     assert eight.operations == many.operations < 20
+
+
+@pytest.mark.parametrize("split", [VOCAB, 8])
+def test_drafts_before_an_id_count_as_if_they_were_sampled(split: int) -> None:
+    values = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+    prompt, logits = [3, 3, 5], make_logits(3)
+    made = make(stop=split)
+    made.admit(plan(1, [first(2, prompt, [7], **values)]))
+    out = torch.from_numpy(logits[:, :split].copy())
+    made.apply_(out, np.array([2, 2, 2]), {1: np.array([7]), 2: np.array([7, 30])})
+    for row, drafts in enumerate(([], [7], [7, 30])):
+        expected = definition(logits[row], prompt, [7, *drafts], **values)[:split]
+        np.testing.assert_allclose(out.numpy()[row], expected, rtol=1e-6)
+
+
+def test_past_that_only_drafts_want_is_not_penalized() -> None:
+    made, logits = make(), make_logits(1)
+    made.admit(plan(1, [dict(slot=2, flags=Row.FIRST | Row.SAMPLE, ids=[4], past=[4], prompt_count=1)]))
+    assert (applied(made, logits, [2]) == logits).all()

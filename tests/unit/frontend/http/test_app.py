@@ -242,6 +242,27 @@ async def test_stop_string_ends_the_choice_and_frees_it(deployment: Deployment, 
 
 
 @in_loop
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_of_a_choice_that_come_at_once_are_taken_in_order(deployment: Deployment, stream: bool) -> None:
+    """As of rows with drafts, which go on behind a stop string."""
+    async with rig(deployment) as r:
+        sent = r.complete(stop=" fox", n=2, stream=stream, stream_options={"include_usage": True} if stream else None)
+        submit = await r.coordinator.next(Submit)
+        stopped, ended = r.ids("the quick fox runs away"), [*r.ids("the lazy dog"), 0]
+        rows = [(submit.request, 0, id_, Finish.NONE) for id_ in stopped]
+        rows += [(submit.request, 1, id_, Finish.STOP if id_ == 0 else Finish.NONE) for id_ in ended]
+        await r.coordinator.tokens(*rows)
+        abort = await r.coordinator.next(Abort)
+        assert (abort.request, abort.choice) == (submit.request, 0)
+        answer = await sent
+        assert await r.coordinator.is_told_nothing()
+        chunks = events(answer.text) if stream else [answer.json()]
+        assert [joined(chunks, index) for index in (0, 1)] == ["the quick", "the lazy dog"]
+        used = len(r.ids("the quick fox")) + len(ended)
+        assert chunks[-1]["usage"]["completion_tokens"] == r.metric("generated_tokens_total") == used
+
+
+@in_loop
 async def test_stop_string_may_be_a_special_token_that_is_not_shown(deployment: Deployment) -> None:
     async with rig(deployment) as r:
         sent = r.chat(stop="<|end|>", ignore_eos=True)
