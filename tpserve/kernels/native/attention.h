@@ -17,7 +17,7 @@ constexpr int KEYS = 64;           // of a tile
 constexpr int MOST_LINES = 192;    // of an item; what unpacking a tile of keys costs is shared by so many
 constexpr int MAX_HEAD_DIM = 512;  // larger ones are refused before a program is recorded
 constexpr int LINES_OF_LOAD = 16;  // reading and unpacking a key takes about as long as multiplying it with so many lines
-constexpr float LOWEST = std::numeric_limits<float>::lowest();
+constexpr float LOWEST = std::numeric_limits<float>::lowest() / 1024;  // finite in any unit
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
 // Some lines of one row and KV head: what one thread does at a time.

@@ -44,7 +44,27 @@ struct Job {
   bool fetch;  // no cache has the weights yet
 };
 
-typedef void (*Kernel)(const Job&, Sums&);
+// Sums that are not results yet. A kernel may make results of some of their lines while it waits for weights.
+struct Rest {
+  const LinearArgs* a;
+  void (*finish)(const LinearArgs&, const Sums&, int skip, void* out, int rows, int64_t block, int blocks);
+  const Sums* sums;
+  int skip;         // lines of sums
+  char* out;        // the first line
+  int64_t stride;   // bytes from line to line
+  int rows;
+  int64_t block;
+  int blocks;
+
+  void some(int lines) {
+    if (lines > rows) lines = rows;
+    if (lines == 0) return;
+    finish(*a, *sums, skip, out, lines, block, blocks);
+    skip += lines, out += lines * stride, rows -= lines;
+  }
+};
+
+typedef void (*Kernel)(const Job&, Sums&, Rest&);
 
 // The weights of the step that comes AHEAD steps later, in these blocks or in the next.
 inline void fetch(const Job& job, int64_t step) {
@@ -145,7 +165,7 @@ template <class P, int R, int B> void add_up(const Job& job, int block, Sums& su
       for (int v = 0; v < V; v++) store(sums[block + b][r] + v * W, acc[r][b][v]);
 }
 
-template <class P, int R> void with_vectors(const Job& job, Sums& sums) {
+template <class P, int R> void with_vectors(const Job& job, Sums& sums, Rest&) {
   if (job.blocks == AT_ONCE) return add_up<P, R, AT_ONCE>(job, 0, sums);
   for (int block = 0; block < job.blocks; block++) add_up<P, R, 1>(job, block, sums);
 }
@@ -174,7 +194,8 @@ void configure_tiles(int height) {
 }
 
 // Where two tiles are higher than the group, some rows are in both.
-template <bool TALL, bool WIDE> void with_tiles(const Job& job, Sums& sums) {
+template <bool TALL, bool WIDE> void with_tiles(const Job& job, Sums& sums, Rest& rest) {
+  int lines = (rest.rows + job.steps - 1) / job.steps;
   int second = job.rows - tile_height(job.rows);
   _tile_zero(0);
   _tile_zero(1);
@@ -195,6 +216,7 @@ template <bool TALL, bool WIDE> void with_tiles(const Job& job, Sums& sums) {
       _tile_dpbf16ps(2, 5, 6);
       if (WIDE) _tile_dpbf16ps(3, 5, 7);
     }
+    rest.some(lines);
   }
   _tile_stored(0, sums[0][0], BLOCK * 4);
   if (WIDE) _tile_stored(1, sums[1][0], BLOCK * 4);
@@ -202,10 +224,10 @@ template <bool TALL, bool WIDE> void with_tiles(const Job& job, Sums& sums) {
   if (TALL && WIDE) _tile_stored(3, sums[1][second], BLOCK * 4);
 }
 
-void tiles(const Job& job, Sums& sums) {
+void tiles(const Job& job, Sums& sums, Rest& rest) {
   bool wide = job.blocks == 2;
-  if (job.rows > 16) return wide ? with_tiles<true, true>(job, sums) : with_tiles<true, false>(job, sums);
-  return wide ? with_tiles<false, true>(job, sums) : with_tiles<false, false>(job, sums);
+  if (job.rows > 16) return wide ? with_tiles<true, true>(job, sums, rest) : with_tiles<true, false>(job, sums, rest);
+  return wide ? with_tiles<false, true>(job, sums, rest) : with_tiles<false, false>(job, sums, rest);
 }
 
 #endif
@@ -283,17 +305,23 @@ void multiply(const LinearArgs& a, const char* x, char* out, int rows, Share sha
   int64_t chunk = std::max<int64_t>(CACHED / x_line / height, 1) * height;
   auto finish = a.out_dtype == F32 ? finish_blocks<Float<F32>> : finish_blocks<Float<BF16>>;
   Range mine = part(a.gated ? 2 * blocks_of(a.n / 2) : blocks_of(a.n), share, a.gated ? 2 : 1);
-  Sums sums;
+  Sums sums[2];  // of a job, and of the one before
+  Rest rest = {};
+  int now = 0;
   for (int64_t from = 0; from < rows; from += chunk)
     for (int64_t block = mine.begin; block < mine.end; block += 2) {
       auto* weight = static_cast<const char*>(a.weight) + block * block_bytes;
       int blocks = std::min<int64_t>(2, mine.end - block);
-      for (int64_t row = from; row < std::min<int64_t>(from + chunk, rows); row += height) {
+      for (int64_t row = from; row < std::min<int64_t>(from + chunk, rows); row += height, now ^= 1) {
         int64_t start = std::min<int64_t>(row, rows - height);
-        kernel({x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, row == from}, sums);
-        finish(a, sums, row - start, out + row * out_line, height - (row - start), block, blocks);
+        int skip = row - start;
+        kernel({x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, row == from}, sums[now], rest);
+        rest.some(rest.rows);
+        rest = {&a, finish, &sums[now], skip, out + row * out_line, out_line, height - skip, block, blocks};
+        if (height <= BLOCK) rest.some(rest.rows);  // memory is all that matters then
       }
     }
+  rest.some(rest.rows);
 }
 
 }  // namespace

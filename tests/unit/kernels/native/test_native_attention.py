@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -200,6 +200,7 @@ cases = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(case=cases, seed=st.integers(0, 9))
+@example(case=Case(((0, 65),), group=1, head_dim=1, window=1), seed=0)  # a scale of 1, and lines that see nothing of a tile
 def test_attention_of_random_shapes_equals_attention_over_each_row(lib: Library, case: Case, seed: int) -> None:
     torch.manual_seed(seed)
     check(lib, case)
