@@ -13,9 +13,9 @@ MOST_COLUMNS = 16  # of a step's decode rows together, where they have drafts
 _STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # a CPU's step stays short enough for the streams that wait for it
 
 
-def most_samples(max_num_seqs: int) -> int:
-    """How many ids a step may sample: one a row, or as many as there are columns where rows have drafts."""
-    return max(max_num_seqs, MOST_COLUMNS)
+def most_samples(settings: Settings, max_num_seqs: int) -> int:
+    """How many ids a step may sample: one a row, and where rows have drafts, one after each of these."""
+    return max_num_seqs + (MOST_COLUMNS - 1 if settings.speculates else 0)
 
 
 @dataclass(frozen=True)

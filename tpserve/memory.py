@@ -14,6 +14,7 @@ from tpserve.model.families import held, tensors
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import Shard
 from tpserve.parallel.segment import CAPACITY_BYTES, shared_memory_bytes
+from tpserve.settings import Settings
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PAGE_NUMBER_BYTES = 8  # in a slot's table
@@ -55,31 +56,30 @@ def rank_memory(
     shards: tuple[Shard, ...],
     dtype: str,
     sizes: Limits,
+    settings: Settings,
     *,
     pages: int,
-    page_size: int,
     table: str | None,
-    keeps_ids: bool,
 ) -> tuple[RankMemory, ...]:
     """What each rank on a CPU holds. Plain torch makes its buffers anew at each step; they are about as large.
 
-    `table` is the dtype of the embedding in the file that all ranks map, None where each has its own. Who `keeps_ids` looks up
-    drafts among them.
+    `table` is the dtype of the embedding in the file that all ranks map, None where each has its own.
     """
-    slot_bytes = pages_for(sizes.max_model_len, page_size) * _PAGE_NUMBER_BYTES
-    slot_bytes += sizes.max_model_len * _ID_BYTES if keeps_ids else 0
+    slot_bytes = pages_for(sizes.max_model_len, settings.block_size) * _PAGE_NUMBER_BYTES
+    slot_bytes += sizes.max_model_len * _ID_BYTES if settings.speculates else 0  # ids, to look drafts up
     fixed_bytes = sizes.max_num_seqs * slot_bytes
     if len(shards) > 1:
         fixed_bytes += shared_memory_bytes(len(shards), CAPACITY_BYTES) // len(shards)
     computed = ITEM_BYTES["float32" if dtype == "float16" else dtype]
     ids = spec.vocab_size * spec.hidden_size
     mapped_bytes = 0 if table is None else ids * ITEM_BYTES[dtype] - ids * ITEM_BYTES[table] // len(shards)
+    samples = most_samples(settings, sizes.max_num_seqs)
 
     def of(shard: Shard) -> RankMemory:
-        made = buffers(spec, shard, computed, sizes.max_num_batched_tokens, most_samples(sizes.max_num_seqs), len(shards) == 1)
+        made = buffers(spec, shard, computed, sizes.max_num_batched_tokens, samples, len(shards) == 1)
         return RankMemory(
             weights=weight_bytes(spec, shard, dtype) - mapped_bytes,
-            pool=pages * page_bytes(spec, shard, dtype, page_size),
+            pool=pages * page_bytes(spec, shard, dtype, settings.block_size),
             buffers=fixed_bytes + sum(buffer.size_bytes for buffer in made.values()),
         )
 

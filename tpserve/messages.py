@@ -216,18 +216,18 @@ class Stats:
     `kv_tokens` are in the used pages: those of a page that choices share count once.
     """
 
-    running: U32
-    waiting: U32
-    pages_used: U32
-    pages_total: U32
-    kv_tokens: U64
-    preemptions: U64
-    prefix_hit_tokens: U64
-    drafted: U64
-    accepted: U64  # of those that were drafted
-    plan_bytes: U64
-    all_reduces: U64
-    all_gathers: U64
+    running: U32 = 0
+    waiting: U32 = 0
+    pages_used: U32 = 0
+    pages_total: U32 = 0
+    kv_tokens: U64 = 0
+    preemptions: U64 = 0
+    prefix_hit_tokens: U64 = 0
+    drafted: U64 = 0
+    accepted: U64 = 0  # of those that were drafted
+    plan_bytes: U64 = 0
+    all_reduces: U64 = 0
+    all_gathers: U64 = 0
 
 
 # control: launcher <-> every child

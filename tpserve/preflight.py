@@ -199,10 +199,7 @@ def _fit(
     sizes = limits(settings, spec, None if pages is None else pages * settings.block_size, device)
     if device != "cpu" or pages is None:
         return pages, sizes, ()
-    held = memory.rank_memory(
-        spec, shards, dtype, sizes, pages=pages, page_size=settings.block_size, table=table,
-        keeps_ids=settings.speculative != "off",
-    )  # fmt: skip
+    held = memory.rank_memory(spec, shards, dtype, sizes, settings, pages=pages, table=table)
     _check_memory(memory.host_memory(held), available_bytes)
     return pages, sizes, held
 

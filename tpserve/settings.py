@@ -296,3 +296,8 @@ class Settings(BaseModel):
         Flag("--script", hidden=True, section="server"),
         Field(description="For tests: a JSON file of the ids that the workers emit."),
     ] = None
+
+    @property
+    def speculates(self) -> bool:
+        """Whether workers may draft ids."""
+        return self.speculative != "off"

@@ -40,7 +40,6 @@ def test_answers_and_usage_are_those_without_drafts(server: Server, tiny_server:
     assert found["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
     if kind in ("greedy", "sampled", "penalties"):
         wait_for(lambda: server.metric("tpserve_spec_decode_num_accepted_tokens_total") > before, 5, "accepted drafts")
-    assert server.metric("tpserve_spec_decode_num_draft_tokens_total") >= before
 
 
 def test_streamed_answer_ends_at_a_stop_string_among_drafts(server: Server) -> None:

@@ -12,11 +12,12 @@ from tpserve import memory
 from tpserve.checkpoint import folder, headers
 from tpserve.deployment import RankMemory
 from tpserve.kernels.native.buffers import buffers
-from tpserve.limits import Limits, most_samples
+from tpserve.limits import Limits
 from tpserve.model.families import llama
 from tpserve.model.spec import ModelSpec
 from tpserve.parallel.partition import partition
 from tpserve.parallel.segment import CAPACITY_BYTES, shared_memory_bytes
+from tpserve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,7 @@ SIZES = Limits(max_model_len=100, max_num_seqs=4, max_num_batched_tokens=64, not
 
 
 def rank_memory(spec: ModelSpec, ranks: int, table: str | None) -> tuple[RankMemory, ...]:
-    return memory.rank_memory(
-        spec, partition(spec, ranks), "bfloat16", SIZES, pages=10, page_size=16, table=table, keeps_ids=False
-    )
+    return memory.rank_memory(spec, partition(spec, ranks), "bfloat16", SIZES, Settings(), pages=10, table=table)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -75,7 +74,7 @@ def test_rank_memory_has_a_part_of_what_ranks_share_and_all_of_what_they_do_not(
         assert own[rank].pool == 10 * memory.page_bytes(spec, shard, "bfloat16", 16)
         assert own[rank].weights - mapped[rank].weights == table_bytes - table_bytes // ranks
         assert own[rank].weights - wide[rank].weights == table_bytes - 2 * table_bytes // ranks
-        made = buffers(spec, shard, 2, 64, most_samples(4), ranks == 1)
+        made = buffers(spec, shard, 2, 64, 4, ranks == 1)
         tables, segment = 4 * 7 * 8, shared_memory_bytes(ranks, CAPACITY_BYTES) // ranks if ranks > 1 else 0
         assert own[rank].buffers == sum(buffer.size_bytes for buffer in made.values()) + tables + segment
 

@@ -29,7 +29,8 @@ class Draft:
         self.step = step
         self.now_s = now_s
         self.num_decodes = len(decodes.slots)
-        self.budget = budget - self.num_decodes - sum(decodes.most_drafts.tolist())  # tokens that may still be added
+        self.num_columns = self.num_decodes + sum(decodes.most_drafts.tolist())
+        self.budget = budget - self.num_columns  # tokens that may still be added
         self.masked = decodes.masked  # of the rows under a grammar that sample
         self.scored: list[Scored] = []  # in row order
         self.chunks: list[Sequence] = []  # of the rows that hold a chunk, in row order

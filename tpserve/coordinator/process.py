@@ -245,7 +245,7 @@ def capacity(deployment: Deployment, num_pages: int) -> Capacity:
             by_priority=settings.scheduling_policy == "priority",
             max_queue=settings.max_queue,
             target_itl_s=None if settings.target_itl_ms is None else settings.target_itl_ms / 1000,
-            speculative=settings.speculative != "off",
+            speculative=settings.speculates,
         )
     except ValueError as error:
         raise UserError(str(error)) from None

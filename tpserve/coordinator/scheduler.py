@@ -126,7 +126,7 @@ class Scheduler:
         for sequence in draft.chunks:  # only now, so that a page is hit in a later step than it is computed in
             self._prefixes.publish(sequence, sequence.num_prefilled)
         if self._pace is not None:
-            self._pace.planned(draft.num_decodes, len(plan.ids), now_s)
+            self._pace.planned(draft.num_columns, len(plan.ids), now_s)
         self._step = plan.step
         slots = draft.sampled
         self._in_flight.append(Flight(plan.step, slots, self._batch.stays[slots], draft.scored, draft.masked, draft.most_ids))
@@ -214,7 +214,6 @@ class Scheduler:
             kv_tokens=self._num_tokens,
             preemptions=self._preemptions,
             prefix_hit_tokens=self._prefix_hit_tokens,
-            **dict.fromkeys(("drafted", "accepted", "plan_bytes", "all_reduces", "all_gathers"), 0),
         )
 
     @property

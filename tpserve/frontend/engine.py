@@ -36,7 +36,7 @@ class Engine:
         self._deployment = deployment
         self.tokenizer = tokenizer
         self._metrics = metrics
-        self._stats = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._stats = Stats()
         self._wait_s = 0.0  # in the queue, of who left it last
         self._numbers = itertools.count(1)
         self._records: dict[int, Record] = {}  # those with open choices

@@ -84,7 +84,7 @@ class EngineCollector:
 
     def __init__(self, model: str):
         self._model = model
-        self.stats = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.stats = Stats()
 
     def collect(self) -> Iterator[Metric]:
         """One family per figure; prometheus_client calls this."""
@@ -94,7 +94,11 @@ class EngineCollector:
         yield self._gauge("requests_waiting", "Choices that wait for a place in it.", stats.waiting)
         yield self._gauge("kv_pages_used", "KV pages that choices hold.", stats.pages_used)
         yield self._gauge("kv_pages_total", "KV pages of each rank's pool.", stats.pages_total)
-        yield self._gauge("kv_tokens", "Tokens in the KV pages that choices hold, in a shared page once.", stats.kv_tokens)
+        yield self._gauge(
+            "kv_tokens",
+            "Tokens in the KV pages that choices hold, shared ones once.",
+            stats.kv_tokens,
+        )
         yield self._gauge("kv_cache_usage_ratio", "Share of the KV pages that is held.", usage)
         hits = {"": stats.prefix_hit_tokens}
         yield self._counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", hits)

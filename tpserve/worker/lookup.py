@@ -22,8 +22,8 @@ class Lookup:
     """
 
     def __init__(self, slots: int, max_len: int):
-        """Room for `max_len` ids of each; memory is taken as they come."""
-        self._ids = np.zeros((slots, max_len), np.int32)
+        """Room for `max_len` ids of each."""
+        self._ids = np.full((slots, max_len), -1, np.int32)  # touched, so that memory runs out now or never
         self._most = np.zeros(slots, np.int64)
 
     def admit(self, plan: StepPlan) -> None:

@@ -10,7 +10,7 @@ sign, presence and frequency are as in OpenAI's API.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 
 import numpy as np
@@ -20,8 +20,6 @@ from tpserve.messages import Row, StepPlan
 from tpserve.parallel.partition import Span
 from tpserve.worker.passes import TORCH, Passes
 from tpserve.worker.slots import parts
-
-NO_DRAFTS: Mapping[int, np.ndarray] = {}
 
 _ROOM = 256  # ids by which a past is made larger
 _NONE = np.empty(0, np.int64)
@@ -85,18 +83,18 @@ class Penalties:
             if self._has_past[slot]:
                 self._pasts[slot] = _Past(self._columns(past[:prompt_count]), self._columns(past[prompt_count:]))
 
-    def apply_(self, logits: Tensor, slots: np.ndarray, drafts: Mapping[int, np.ndarray] = NO_DRAFTS) -> None:
+    def apply_(self, logits: Tensor, slots: np.ndarray, drafts: Callable[[], Mapping[int, np.ndarray]] = dict) -> None:
         """Penalize in place: `logits` is float32 (rows, columns), a row for each of the slots, int64 (rows,).
 
-        `drafts` are the ids that come before a row's beside those that were sampled.
+        `drafts` tells the ids that come before a row's beside those that were sampled; it is asked where there are penalties.
         """
         rows = np.flatnonzero(self._has_past[slots])
         if not len(rows):
             return
         slots = slots[rows]
         pasts = [self._pasts[slot] for slot in slots.tolist()]
-        if drafts:
-            ahead = [self._columns(drafts[row]) if row in drafts else _NONE for row in rows.tolist()]
+        if before := drafts():
+            ahead = [self._columns(before[row]) if row in before else _NONE for row in rows.tolist()]
             pasts = [past.after(columns.tolist()) for past, columns in zip(pasts, ahead)]
         columns = np.concatenate([past.columns[: past.size] for past in pasts])
         counts = np.concatenate([past.counts[: past.size] for past in pasts])

@@ -74,7 +74,6 @@ class Worker:
         self.storage = _STORAGE[charge.deployment.dtype]
         # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
         self.compute = torch.float32 if (self.device.type, self.storage) == ("cpu", torch.float16) else self.storage
-        self.speculates = charge.deployment.settings.speculative != "off"
         self.lib = chosen(charge.deployment.native)
         if self.lib is not None and charge.rank == 0:
             logger.info("native kernels: %s", self.lib.name)
@@ -124,7 +123,7 @@ class Worker:
         torch.set_num_threads(1)
         return NativeKernels(
             deployment.spec, self.shard, collectives, self.compute, deployment.page_size, Team(self.lib, cores),
-            deployment.max_num_batched_tokens, most_samples(deployment.max_num_seqs),
+            deployment.max_num_batched_tokens, most_samples(deployment.settings, deployment.max_num_seqs),
         )  # fmt: skip
 
     def _collectives(self) -> Collectives:
@@ -170,7 +169,7 @@ class Worker:
         slots = Slots(deployment.max_num_seqs, most, deployment.page_size, self.device)
         penalties = Penalties(deployment.max_num_seqs, self.shard.vocab, passes)
         biases = Biases(deployment.max_num_seqs, self.shard.vocab)
-        lookup = Lookup(deployment.max_num_seqs, deployment.max_model_len) if self.speculates else None
+        lookup = Lookup(deployment.max_num_seqs, deployment.max_model_len) if deployment.settings.speculates else None
         return Runner(decoder, collectives, sampler, slots, penalties, biases, pools, passes, lookup)
 
     def _pools(self, shape: tuple[int, ...]) -> Tensor:

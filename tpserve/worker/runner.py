@@ -114,7 +114,7 @@ class Runner:
             masks.apply_(last, masked, message.words.reshape(len(masked), -1), self.decoder.shard.vocab, self.passes)
             data += mask_data
         self.biases.apply_(last, slots, rows.positions)
-        self.penalties.apply_(last, slots, samples.drafts_before(tokens))
+        self.penalties.apply_(last, slots, lambda: samples.drafts_before(tokens))
         sampled, found = self.sampler.sample(last, rows, plan.step, data, raw)
         ids, id_counts, found = self._take(tokens, samples, rows.positions, sampled, found)
         sample_s = time.perf_counter() - forwarded - (self._spent()[-2] - spent[-2])

@@ -79,7 +79,7 @@ def test_choices_with_logprobs_or_a_grammar_have_no_drafts(more: dict[str, objec
     first = planned(made)
     assert first.past_counts.tolist() == [0, 1]
     made.masks()
-    made.result(result_of(first.step, 1, 1)) if "grammar" in more else None
+    made.result(result_of(first.step, 1, 1))
     plan = planned(made)
     assert [bool(flags & Row.SPECULATE) for *_, flags in rows(plan)] == [False, True]
 

@@ -201,7 +201,7 @@ def test_drafts_before_an_id_count_as_if_they_were_sampled(split: int) -> None:
     made = make(stop=split)
     made.admit(plan(1, [first(2, prompt, [7], **values)]))
     out = torch.from_numpy(logits[:, :split].copy())
-    made.apply_(out, np.array([2, 2, 2]), {1: np.array([7]), 2: np.array([7, 30])})
+    made.apply_(out, np.array([2, 2, 2]), lambda: {1: np.array([7]), 2: np.array([7, 30])})
     for row, drafts in enumerate(([], [7], [7, 30])):
         expected = definition(logits[row], prompt, [7, *drafts], **values)[:split]
         np.testing.assert_allclose(out.numpy()[row], expected, rtol=1e-6)

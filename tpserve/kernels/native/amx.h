@@ -1,23 +1,24 @@
-// What both ways of attention by the tiles of AMX need. Only in files of a level that has them.
+// AMX: its registers, and what both ways of attention by it need. Empty at levels that do not have it.
 #pragma once
 
+#ifdef __AMX_BF16__
+
 #include "attention.h"
-#include "tiles.h"
+#include "matrix.h"
 
 namespace LEVEL {
 
 constexpr int TILE = 16;  // lines and words of a register
 
-// Eight registers of 16 lines of 16 words: 0 to 3 for sums.
-inline void configure_tiles() {
-  struct alignas(64) {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t lines[16];
-  } config = {};
-  config.palette = 1;
-  for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.lines[i] = TILE;
-  _tile_loadconfig(&config);
+// Eight registers of 16 words a line: 0 to 5 of so many lines, 6 and 7 of 16.
+inline void configure_tiles(int lines = TILE) {
+  struct {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t lines[16] = {};
+  } config;
+  for (int i = 0; i < 8; i++) config.lines[i] = i < 6 ? lines : TILE;
+  asm volatile("ldtilecfg %0" : : "m"(config));  // GCC's intrinsic does not say that it reads all of it
 }
 
 // 0, 1, ... 15
@@ -63,7 +64,32 @@ inline vf exp2(vf x) {
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
+// A running softmax of 16 columns.
+struct Softmax {
+  vf highest;  // score so far
+  vf total;    // of weights relative to it
+
+  void begin() { highest = splat(LOWEST), total = vf{}; }
+
+  // The highest may be this one now. Returns by what the sums before are to be multiplied; not by `exp2`, since its errors
+  // would add up over the tiles, and where the highest stays nothing may change.
+  vf raise(vf high, float scale) {
+    vf factor = exp((highest - high) * scale);
+    highest = high;
+    total *= factor;
+    return factor;
+  }
+  vf weigh(vf score, float scale) {
+    float unit = scale * 1.44269504f;
+    vf weight = exp2(score * unit - highest * unit);
+    total += weight;
+    return weight;
+  }
+};
+
 // Into the second cache: the first one is full of the tile at hand.
 inline void fetch(const uint16_t* place) { __builtin_prefetch(place, 0, 2); }
 
 }  // namespace LEVEL
+
+#endif

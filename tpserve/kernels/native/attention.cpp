@@ -1,12 +1,11 @@
 // Attention over paged keys and values, tile by tile with a running softmax (Milakov and Gimelshein 2018, Dao et al. 2022).
 //
-// The query heads that share a KV head are lines of one matrix, as are a row's tokens: line = token * group + head. So a row
-// that decodes is a matrix of few lines, a prefill chunk one of many, and both take the same way: for each tile of keys,
-// scores = lines * keys, weights = exp(scores - highest so far), out += weights * values.
+// For each tile of keys: scores = lines * keys, weights = exp(scores - highest so far), out += weights * values. Here the lines of
+// scores are those of queries, for all levels and dtypes; bfloat16 with AMX has ways of its own.
 #include "attention.h"
 #include "attention_few.h"
 #include "attention_many.h"
-#include "tiles.h"
+#include "matrix.h"
 
 namespace LEVEL {
 namespace {
@@ -33,11 +32,34 @@ template <class E, class Q, class D> class Attention {
       : items(items), a(items.a), s(scratch<Scratch>()), group(items.group),
         width((a.head_dim + COLUMNS - 1) / COLUMNS * COLUMNS), steps(width / E::values) {}
 
-  void attend(const Item& item, const Item* next) {
+  void begin(const Item& item) {
     load_queries(item);
     for (int line = 0; line < item.lines; line++) s.highest[line] = LOWEST, s.sum[line] = vf{};
-    items.each_tile(item, next, [&](const Keys<Stored>& tile, const Keys<Stored>& ahead) { add_keys(item, tile, ahead); });
-    store_out(item);
+  }
+
+  void add_keys(const Item& item, const Keys<Stored>& tile, const Keys<Stored>& ahead) {
+    int columns = (tile.count + COLUMNS - 1) / COLUMNS * COLUMNS;
+    int64_t unseeing = (tile.begin - item.position) * group - item.phase;  // lines before the first key
+    int from = unseeing > 0 ? int(unseeing) : 0;
+    Matrix scores = {s.scores + from * KEYS, KEYS};
+    Matrix weights = {s.weights + from * (KEYS / E::values), KEYS / E::values};
+    unpack_keys(tile, ahead, columns);
+    multiply<E>({s.queries + from * steps, steps}, {s.keys, KEYS}, scores, item.lines - from, columns, steps, false);
+    for (int line = from; line < item.lines; line++) weigh(item, tile, line, columns);
+    unpack_values(tile, ahead, columns);
+    bool add = tile.begin != item.begin;
+    multiply<E>(weights, {s.values, width}, {s.out + from * width, width}, item.lines - from, width, columns / E::values, add);
+  }
+
+  void store_out(const Item& item) {
+    items.each_line(item, [&](int line, int token, int64_t head) {
+      Query* to = items.out(item, token, head);
+      const float* out = s.out + line * width;
+      float share = 1.0f / sum(s.sum[line]);
+      int i = 0;
+      for (; i + W <= a.head_dim; i += W) Q::store(to + i, load(out + i) * share);
+      for (; i < a.head_dim; i++) to[i] = Q::put(out[i] * share);
+    });
   }
 
  private:
@@ -53,31 +75,6 @@ template <class E, class Q, class D> class Attention {
       const Query* query = items.query(item, token, head);
       for (int i = 0; i < width; i += W) E::put(s.queries + line * steps, i, part<Q>(query, i));
     });
-  }
-
-  void store_out(const Item& item) {
-    items.each_line(item, [&](int line, int token, int64_t head) {
-      Query* to = items.out(item, token, head);
-      const float* out = s.out + line * width;
-      float share = 1.0f / sum(s.sum[line]);
-      int i = 0;
-      for (; i + W <= a.head_dim; i += W) Q::store(to + i, load(out + i) * share);
-      for (; i < a.head_dim; i++) to[i] = Q::put(out[i] * share);
-    });
-  }
-
-  void add_keys(const Item& item, const Keys<Stored>& tile, const Keys<Stored>& ahead) {
-    int columns = (tile.count + COLUMNS - 1) / COLUMNS * COLUMNS;
-    int64_t unseeing = (tile.begin - item.position) * group - item.phase;  // lines before the first key
-    int from = unseeing > 0 ? int(unseeing) : 0;
-    Matrix scores = {s.scores + from * KEYS, KEYS};
-    Matrix weights = {s.weights + from * (KEYS / E::values), KEYS / E::values};
-    unpack_keys(tile, ahead, columns);
-    multiply<E>({s.queries + from * steps, steps}, {s.keys, KEYS}, scores, item.lines - from, columns, steps, false);
-    for (int line = from; line < item.lines; line++) weigh(item, tile, line, columns);
-    unpack_values(tile, ahead, columns);
-    bool add = tile.begin != item.begin;
-    multiply<E>(weights, {s.values, width}, {s.out + from * width, width}, item.lines - from, width, columns / E::values, add);
   }
 
   // Scores of one line to weights, relative to the highest score so far; what was summed before is brought down to it.
@@ -180,7 +177,7 @@ template <class E, class Q, class D> class Attention {
 template <class E, class Q, class D> void attend(const AttentionArgs& a, const Step& step, Share share) {
   Items<typename Q::type, typename D::type> items(a, step);
   Attention<E, Q, D> any(items);
-  items.run(share, [&](const Item& item, const Item* next) { any.attend(item, next); });
+  items.run(share, [&](const Item& item, const Item* next) { items.attend(any, item, next); });
 }
 
 #ifdef __AMX_BF16__
@@ -192,10 +189,10 @@ void attend_by_tiles(const AttentionArgs& a, const Step& step, Share share) {
   FewLines<4> up_to_4(items);
   configure_tiles();
   items.run(share, [&](const Item& item, const Item* next) {
-    if (item.lines > 16) many.attend(item, next);
-    else if (item.lines > 8) up_to_16.attend(item, next);
-    else if (item.lines > 4) up_to_8.attend(item, next);
-    else up_to_4.attend(item, next);
+    if (item.lines > 16) items.attend(many, item, next);
+    else if (item.lines > 8) items.attend(up_to_16, item, next);
+    else if (item.lines > 4) items.attend(up_to_8, item, next);
+    else items.attend(up_to_4, item, next);
   });
   _tile_release();
 }

@@ -28,11 +28,12 @@ struct Item {
   int64_t position;  // of that token
   int phase;         // the first line's head in the group
   int lines;
-  int64_t begin, end;  // positions of the keys that any of the lines sees
+  int64_t seen, end;   // positions of the keys that any of the lines sees
+  int64_t begin;       // of the first tile: not later than `seen`, and the same whatever other lines there are
 };
 
-// A tile of keys, and where they and their values lie. Those that no line sees have no place in it, so they are never read;
-// what is behind the last one points to zeros, since even what is multiplied with a weight of zero must be finite.
+// A tile of keys, and where they and their values lie. Before the first that any line sees, and behind the last one, values are
+// zeros, since even what is hidden and multiplied with a weight of next to nothing must be finite. So are keys behind the last.
 template <class Stored> struct Keys {
   int64_t begin = 0;  // position of the first
   int count = 0;
@@ -51,7 +52,7 @@ template <class Scratch> Scratch& scratch() {
 
 // Scores become softcap * tanh(score / softcap). The error is absolute: a few units of 1e-7 * softcap.
 inline vf capped(vf x, float softcap) {
-  vf twice = min(x * (2.0f / softcap), splat(80.0f));
+  vf twice = min(splat(80.0f), x * (2.0f / softcap));  // in this order NaN stays NaN
   return softcap - 2.0f * softcap / (exp(twice) + 1.0f);
 }
 
@@ -77,8 +78,9 @@ template <class Query, class Stored> class Items {
     if (any) attend(mine, nullptr);
   }
 
-  // Calls add(tile, ahead) for each tile of the item's keys; `ahead` is the one to fetch meanwhile.
-  template <class F> void each_tile(const Item& item, const Item* next, F add) const {
+  // One item by a way to compute it: `add_keys` for each tile of its keys. `ahead` is the tile to fetch meanwhile.
+  template <class Way> void attend(Way& way, const Item& item, const Item* next) const {
+    way.begin(item);
     Keys<Stored> tiles[2];
     locate(item, item.begin, tiles[0]);
     for (int now = 0;; now ^= 1) {
@@ -86,9 +88,10 @@ template <class Query, class Stored> class Items {
       int64_t end = tile.begin + tile.count;
       if (end < item.end) locate(item, end, ahead);
       else if (next) locate(*next, next->begin, ahead);
-      add(tile, end < item.end || next ? ahead : tile);
-      if (end == item.end) return;
+      way.add_keys(item, tile, end < item.end || next ? ahead : tile);
+      if (end == item.end) break;
     }
+    way.store_out(item);
   }
 
   // Calls f(line, token of the row since the item's first, query head) for each line.
@@ -119,9 +122,9 @@ template <class Query, class Stored> class Items {
       for (int64_t first = 0; first < lines; first += MOST_LINES) {
         int64_t last = (first + MOST_LINES < lines ? first + MOST_LINES : lines) - 1;
         int64_t oldest = step.starts[row] + first / group, newest = step.starts[row] + last / group;
-        int64_t begin = a.window > 0 && oldest >= a.window ? oldest + 1 - a.window : 0;
+        int64_t seen = a.window > 0 && oldest >= a.window ? oldest + 1 - a.window : 0;
         int phase = int(first % group), count = int(last + 1 - first);
-        Item item = {row, 0, step.first[row] + first / group, oldest, phase, count, begin, newest + 1};
+        Item item = {row, 0, step.first[row] + first / group, oldest, phase, count, seen, newest + 1, seen / KEYS * KEYS};
         for (; item.head < a.kv_heads; item.head++) f(item);
       }
     }
@@ -140,6 +143,7 @@ template <class Query, class Stored> class Items {
         tile.keys[i] = key, tile.values[i] = value;
     }
     for (int i = tile.count; i < KEYS; i++) tile.keys[i] = tile.values[i] = zeros;
+    for (int i = 0; i < item.seen - begin; i++) tile.values[i] = zeros;
   }
 };
 

@@ -16,10 +16,55 @@ template <int PARTS> class FewLines {
   explicit FewLines(const Items<uint16_t, uint16_t>& items)
       : items(items), a(items.a), s(scratch<Scratch>()), width((a.head_dim + 31) / 32 * 32), words(width / 2) {}
 
-  void attend(const Item& item, const Item* next) {
-    begin(item);
-    items.each_tile(item, next, [&](const Keys<uint16_t>& tile, const Keys<uint16_t>& ahead) { add_keys(item, tile, ahead); });
-    store_out(item);
+  void begin(const Item& item) {
+    const uint16_t* lines[LINES];
+    int first = int(item.position - item.begin);
+    s.position = vi{} + (first + (item.phase + item.lines - 1) / items.group);  // columns of no line are like the last
+    items.each_line(item, [&](int line, int token, int64_t head) {
+      lines[line] = items.query(item, token, head);
+      for (int part = 0; part < PARTS; part++) s.position[line * PARTS + part] = first + token;
+    });
+    s.softmax.begin();
+    for (int word = 0; word < words; word += TILE) {
+      vf square[TILE] = {};
+      for (int line = 0; line < item.lines; line++) square[line * PARTS] = line_words(lines[line], word, a.head_dim);
+      transpose(square);
+      for (int part = 0; part < PARTS; part++)
+        for (int i = 0; i < TILE; i++) store(s.queries + (part * words + word + i) * TILE, moved(square[i], part));
+    }
+  }
+
+  void add_keys(const Item& item, const Keys<uint16_t>& tile, const Keys<uint16_t>& ahead) {
+    Ahead keys = {ahead.keys, words, 0}, values = {ahead.values, words, 0};
+    score(tile, keys);
+    unpack_values(tile, values);  // while the products are on their way
+    vf factor = weigh(tile, tile.begin - item.begin, keys);
+    bool add = tile.begin != item.begin;
+    if (add && any(factor < 1.0f))
+      for (int line = 0; line < item.lines; line++)
+        for (float *out = s.out + line * width, *end = out + width; out < end; out += W)
+          store(out, load(out) * factor[line * PARTS]);
+    for (int column = 0; column < width; column += 2 * TILE) add_weighted(column, add);
+  }
+
+  void store_out(const Item& item) {
+    vi first, second;
+    for (int i = 0; i < W; i++) first[i] = i / 8 * 4 + i % 4 + (i & 4 ? W : 0), second[i] = first[i] + 8;
+    vf total = s.softmax.total;
+    for (int half = 1; half < PARTS; half *= 2) total += __builtin_shuffle(total, places() ^ half);
+    items.each_line(item, [&](int line, int token, int64_t head) {
+      float* out = s.out + line * width;
+      for (int column = 0; column < width; column += 2 * W) {
+        vf low = load(out + column), high = load(out + column + W);
+        store(out + column, __builtin_shuffle(low, high, first));
+        store(out + column + W, __builtin_shuffle(low, high, second));
+      }
+      float share = 1.0f / total[line * PARTS];
+      uint16_t* to = items.out(item, token, head);
+      int i = 0;
+      for (; i + W <= a.head_dim; i += W) store_bf16(to + i, load(out + i) * share);
+      for (; i < a.head_dim; i++) to[i] = to_bf16(out[i] * share);
+    });
   }
 
  private:
@@ -33,7 +78,7 @@ template <int PARTS> class FewLines {
     float weights[TILE * KEYS / 2];                  // (lines, pairs of keys)
     float values[KEYS / 2 * MAX_HEAD_DIM];           // (pairs of keys, width)
     float out[TILE * MAX_HEAD_DIM];                  // (lines, width), both with the columns of each 32 as `columns` leaves them
-    vf highest, total;
+    Softmax softmax;
     vi position;  // of a column's token, since the item's first key
   };
 
@@ -55,49 +100,17 @@ template <int PARTS> class FewLines {
     }
   };
 
-  void begin(const Item& item) {
-    const uint16_t* lines[LINES];
-    int first = int(item.position - item.begin);
-    s.position = vi{} + (first + (item.phase + item.lines - 1) / items.group);  // columns of no line are like the last
-    items.each_line(item, [&](int line, int token, int64_t head) {
-      lines[line] = items.query(item, token, head);
-      for (int part = 0; part < PARTS; part++) s.position[line * PARTS + part] = first + token;
-    });
-    s.highest = splat(LOWEST);
-    s.total = vf{};
-    for (int word = 0; word < words; word += TILE) {
-      vf square[TILE] = {};
-      for (int line = 0; line < item.lines; line++) square[line * PARTS] = line_words(lines[line], word, a.head_dim);
-      transpose(square);
-      for (int part = 0; part < PARTS; part++)
-        for (int i = 0; i < TILE; i++) store(s.queries + (part * words + word + i) * TILE, moved(square[i], part));
-    }
-  }
-
   static vf moved(vf v, int columns) {
     vi from = places() - columns;
     return __builtin_shuffle(v, vf{}, from < 0 ? vi{} + W : from);
   }
 
-  void add_keys(const Item& item, const Keys<uint16_t>& tile, const Keys<uint16_t>& ahead) {
-    Ahead keys = {ahead.keys, words, 0}, values = {ahead.values, words, 0};
-    score(item, tile, keys);
-    unpack_values(tile, values);  // while the products are on their way
-    vf factor = weigh(tile, tile.begin - item.begin, keys);
-    bool add = tile.begin != item.begin;
-    if (add && any(factor < 1.0f))
-      for (int line = 0; line < item.lines; line++)
-        for (float *out = s.out + line * width, *end = out + width; out < end; out += W)
-          store(out, load(out) * factor[line * PARTS]);
-    for (int column = 0; column < width; column += 2 * TILE) add_weighted(column, add);
-  }
-
   // --- scores ---
 
-  void score(const Item& item, const Keys<uint16_t>& tile, Ahead& ahead) {
+  void score(const Keys<uint16_t>& tile, Ahead& ahead) {
     const uint16_t* keys[4];
     int64_t strides[4];  // bytes
-    bool in_place = a.page_size % TILE == 0 && item.begin % TILE == 0 && a.head_dim % 32 == 0;
+    bool in_place = a.page_size % TILE == 0 && a.head_dim % 32 == 0;
     if (!in_place) copy_keys(tile);
     for (int i = 0; i < 4; i++) {
       // The others of the last key's 16 are such as no line sees; behind those are zeros.
@@ -151,7 +164,7 @@ template <int PARTS> class FewLines {
     newest = newest < tile.count ? newest : vi{} + (tile.count - 1);
     bool hidden = any(newest < KEYS - 1) || any(oldest > 0);
     vi own = places() & (PARTS - 1), key = own * TILE;
-    vf high = s.highest;
+    vf high = s.softmax.highest;
     for (int i = 0; i < SCORES; i++) {
       const float* scores = s.scores + (i / TILE * PARTS * TILE + i % TILE) * TILE;
       vf x = load(scores);
@@ -170,22 +183,21 @@ template <int PARTS> class FewLines {
   }
 
   vf weigh(vf high, Ahead& ahead) {
-    float unit = (a.softcap > 0 ? 1.0f : a.scale) * 1.44269504f;
-    vf factor = exp2((s.highest - high) * unit), base = high * unit, total = s.total * factor;
-    s.highest = high;
+    float scale = a.softcap > 0 ? 1.0f : a.scale;
+    Softmax softmax = s.softmax;
+    vf factor = softmax.raise(high, scale);
     for (int half = 0; half < 2; half++) {  // of the pairs
       vf pair[LINES];
       for (int i = 0; i < LINES; i++) {
         const float* scores = s.scores + (half * LINES + i) * 2 * TILE;
-        vf first = exp2(load(scores) * unit - base), second = exp2(load(scores + TILE) * unit - base);
-        total += first + second;
+        vf first = softmax.weigh(load(scores), scale), second = softmax.weigh(load(scores + TILE), scale);
         pair[i] = pairs(first, second);
         ahead.fetch(PARTS * words / W / 2);
       }
       transpose<PARTS>(pair);
       for (int i = 0; i < LINES; i++) store(s.weights + i * (KEYS / 2) + half * TILE, pair[i]);
     }
-    s.total = total;
+    s.softmax = softmax;
     return factor;
   }
 
@@ -227,25 +239,6 @@ template <int PARTS> class FewLines {
     _tile_dpbf16ps(1, 7, 6);
     _tile_stored(0, out, line);
     _tile_stored(1, out + TILE, line);
-  }
-
-  void store_out(const Item& item) {
-    vi first, second;
-    for (int i = 0; i < W; i++) first[i] = i / 8 * 4 + i % 4 + (i & 4 ? W : 0), second[i] = first[i] + 8;
-    for (int half = 1; half < PARTS; half *= 2) s.total += __builtin_shuffle(s.total, places() ^ half);
-    items.each_line(item, [&](int line, int token, int64_t head) {
-      float* out = s.out + line * width;
-      for (int column = 0; column < width; column += 2 * W) {
-        vf low = load(out + column), high = load(out + column + W);
-        store(out + column, __builtin_shuffle(low, high, first));
-        store(out + column + W, __builtin_shuffle(low, high, second));
-      }
-      float share = 1.0f / s.total[line * PARTS];
-      uint16_t* to = items.out(item, token, head);
-      int i = 0;
-      for (; i + W <= a.head_dim; i += W) store_bf16(to + i, load(out + i) * share);
-      for (; i < a.head_dim; i++) to[i] = to_bf16(out[i] * share);
-    });
   }
 };
 

@@ -1,5 +1,6 @@
-// Attention in bfloat16 by the tiles of AMX. Scores lie with a key a line and a query line a column, so that keys are read as
-// they are stored, and the softmax runs down the columns without a sum or a maximum across a register.
+// Attention in bfloat16 for more than 16 lines, as of a prefill chunk, by the tiles of AMX, 16 lines after the other. Scores lie
+// with a key a line and a query line a column, so that keys need no transposing, and the softmax runs down the columns without a
+// sum or a maximum across a register. The sums lie like that too.
 #pragma once
 
 #ifdef __AMX_BF16__
@@ -15,32 +16,6 @@ class ManyLines {
   explicit ManyLines(const Items<uint16_t, uint16_t>& items)
       : items(items), a(items.a), s(scratch<Scratch>()), width((a.head_dim + 31) / 32 * 32), words(width / 2) {}
 
-  void attend(const Item& item, const Item* next) {
-    begin(item);
-    items.each_tile(item, next, [&](const Keys<uint16_t>& tile, const Keys<uint16_t>& ahead) { add_keys(item, tile, ahead); });
-    store_out(item);
-  }
-
- private:
-  static constexpr int GROUPS = MOST_LINES / TILE;  // of query lines
-
-  struct alignas(64) Scratch {
-    float keys[KEYS * MAX_HEAD_DIM / 2];           // (keys, words)
-    float queries[MOST_LINES * MAX_HEAD_DIM / 2];  // (groups, words, 16)
-    float scores[KEYS * TILE];                     // (keys, 16) of a group
-    float weights[KEYS / 2 * TILE];                // (pairs of keys, 16)
-    float values[MAX_HEAD_DIM * KEYS / 2];         // (width, pairs of keys)
-    float out[MOST_LINES * MAX_HEAD_DIM];          // (groups, width, 16)
-    vf highest[GROUPS], total[GROUPS];
-    vi position[GROUPS];                           // of a line's token, since the item's first key
-  };
-
-  const Items<uint16_t, uint16_t>& items;
-  const AttentionArgs& a;
-  Scratch& s;
-  const int width;  // head_dim rounded up; what is behind head_dim is zero
-  const int words;  // of two values
-
   // Queries to columns.
   void begin(const Item& item) {
     const uint16_t* lines[MOST_LINES];
@@ -52,8 +27,7 @@ class ManyLines {
     for (int g = 0; g * TILE < item.lines; g++) {
       int count = std::min(TILE, item.lines - g * TILE);
       for (int line = count; line < TILE; line++) s.position[g][line] = s.position[g][count - 1];
-      s.highest[g] = splat(LOWEST);
-      s.total[g] = vf{};
+      s.softmax[g].begin();
       for (int word = 0; word < words; word += TILE) {
         vf square[TILE] = {};
         for (int line = 0; line < count; line++) square[line] = line_words(lines[g * TILE + line], word, a.head_dim);
@@ -78,6 +52,39 @@ class ManyLines {
       add_weighted(out, add);
     }
   }
+
+  void store_out(const Item& item) {
+    alignas(64) float lines[TILE][MAX_HEAD_DIM];
+    items.each_line(item, [&](int line, int token, int64_t head) {
+      int group = line / TILE, in = line % TILE;
+      if (in == 0) to_lines(s.out + group * width * TILE, lines);
+      float share = 1.0f / s.softmax[group].total[in];
+      uint16_t* to = items.out(item, token, head);
+      int i = 0;
+      for (; i + W <= a.head_dim; i += W) store_bf16(to + i, load(lines[in] + i) * share);
+      for (; i < a.head_dim; i++) to[i] = to_bf16(lines[in][i] * share);
+    });
+  }
+
+ private:
+  static constexpr int GROUPS = MOST_LINES / TILE;  // of query lines
+
+  struct alignas(64) Scratch {
+    float keys[KEYS * MAX_HEAD_DIM / 2];           // (keys, words)
+    float queries[MOST_LINES * MAX_HEAD_DIM / 2];  // (groups, words, 16)
+    float scores[KEYS * TILE];                     // (keys, 16) of a group
+    float weights[KEYS / 2 * TILE];                // (pairs of keys, 16)
+    float values[MAX_HEAD_DIM * KEYS / 2];         // (width, pairs of keys)
+    float out[MOST_LINES * MAX_HEAD_DIM];          // (groups, width, 16)
+    Softmax softmax[GROUPS];
+    vi position[GROUPS];                           // of a line's token, since the item's first key
+  };
+
+  const Items<uint16_t, uint16_t>& items;
+  const AttentionArgs& a;
+  Scratch& s;
+  const int width;  // head_dim rounded up; what is behind head_dim is zero
+  const int words;  // of two values
 
   void copy_keys(const Keys<uint16_t>& tile, const Keys<uint16_t>& ahead) {
     for (int key = 0; key < KEYS; key++)
@@ -121,17 +128,16 @@ class ManyLines {
     vf most[4];
     for (int i = 0; i < 4; i++) most[i] = load(s.scores + i * TILE);
     for (int i = 4; i < KEYS; i++) most[i % 4] = max(most[i % 4], load(s.scores + i * TILE));
-    vf high = max(max(max(most[0], most[1]), max(most[2], most[3])), s.highest[group]);
-    float unit = (a.softcap > 0 ? 1.0f : a.scale) * 1.44269504f;
-    vf factor = exp2((s.highest[group] - high) * unit), base = high * unit, total = s.total[group] * factor;
-    s.highest[group] = high;
+    vf high = max(max(max(most[0], most[1]), max(most[2], most[3])), s.softmax[group].highest);
+    float scale = a.softcap > 0 ? 1.0f : a.scale;
+    Softmax softmax = s.softmax[group];
+    vf factor = softmax.raise(high, scale);
     for (int i = 0; i < KEYS; i += 2) {
       const float* scores = s.scores + i * TILE;
-      vf first = exp2(load(scores) * unit - base), second = exp2(load(scores + TILE) * unit - base);
-      total += first + second;
+      vf first = softmax.weigh(load(scores), scale), second = softmax.weigh(load(scores + TILE), scale);
       store(s.weights + i / 2 * TILE, pairs(first, second));
     }
-    s.total[group] = total;
+    s.softmax[group] = softmax;
     return factor;
   }
 
@@ -211,19 +217,6 @@ class ManyLines {
     _tile_stored(1, out + TILE * TILE, bytes);
     if (T == 4) _tile_stored(2, out + 2 * TILE * TILE, bytes);
     if (T == 4) _tile_stored(3, out + 3 * TILE * TILE, bytes);
-  }
-
-  void store_out(const Item& item) {
-    alignas(64) float lines[TILE][MAX_HEAD_DIM];
-    items.each_line(item, [&](int line, int token, int64_t head) {
-      int group = line / TILE, in = line % TILE;
-      if (in == 0) to_lines(s.out + group * width * TILE, lines);
-      float share = 1.0f / s.total[group][in];
-      uint16_t* to = items.out(item, token, head);
-      int i = 0;
-      for (; i + W <= a.head_dim; i += W) store_bf16(to + i, load(lines[in] + i) * share);
-      for (; i < a.head_dim; i++) to[i] = to_bf16(lines[in][i] * share);
-    });
   }
 
   void to_lines(const float* out, float (&lines)[TILE][MAX_HEAD_DIM]) {

@@ -10,7 +10,7 @@ from typing import Any
 from tpserve.kernels.native.abi import STRUCTS, Group, Step
 from tpserve.kernels.native.build import FOLDER, LIBRARY, built_of, source_digest
 
-MAX_HEAD_DIM = 512  # of `attention.cpp`
+MAX_HEAD_DIM = 512  # of `attention.h`
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tps_sizes": (None, [POINTER(c_int64)]),

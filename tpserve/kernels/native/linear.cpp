@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "amx.h"
 #include "kernels.h"
 #include "vec.h"
 
@@ -32,8 +33,16 @@ int64_t steps_of(int64_t k) { return (k + DEPTH - 1) / DEPTH; }
 typedef float Line[BLOCK];
 typedef Line Sums[2][GROUP];
 
+// Where sums go: so many floats from line to line, and from block to block.
+struct Place {
+  float* first;
+  int64_t line;
+  int64_t block;
+};
+
 // A group of rows times one block, or two adjacent ones.
 struct Job {
+  Place to;
   const char* x;
   const char* weight;
   int64_t x_stride;  // bytes
@@ -64,7 +73,7 @@ struct Rest {
   }
 };
 
-typedef void (*Kernel)(const Job&, Sums&, Rest&);
+typedef void (*Kernel)(const Job&, Rest&);
 
 // The weights of the step that comes AHEAD steps later, in these blocks or in the next.
 inline void fetch(const Job& job, int64_t step) {
@@ -143,7 +152,7 @@ constexpr int ROWS = 6, AT_ONCE = 1;
 constexpr int ROWS = 3, AT_ONCE = 1;
 #endif
 
-template <class P, int R, int B> void add_up(const Job& job, int block, Sums& sums) {
+template <class P, int R, int B> void add_up(const Job& job, int block) {
   vf acc[R][B][V] = {};
   const char *x = job.x, *weight = job.weight + block * job.block;
   for (int64_t step = 0; step < job.steps; step++) {
@@ -162,12 +171,12 @@ template <class P, int R, int B> void add_up(const Job& job, int block, Sums& su
   }
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) store(sums[block + b][r] + v * W, acc[r][b][v]);
+      for (int v = 0; v < V; v++) store(job.to.first + (block + b) * job.to.block + r * job.to.line + v * W, acc[r][b][v]);
 }
 
-template <class P, int R> void with_vectors(const Job& job, Sums& sums, Rest&) {
-  if (job.blocks == AT_ONCE) return add_up<P, R, AT_ONCE>(job, 0, sums);
-  for (int block = 0; block < job.blocks; block++) add_up<P, R, 1>(job, block, sums);
+template <class P, int R> void with_vectors(const Job& job, Rest&) {
+  if (job.blocks == AT_ONCE) return add_up<P, R, AT_ONCE>(job, 0);
+  for (int block = 0; block < job.blocks; block++) add_up<P, R, 1>(job, block);
 }
 
 template <class P, int R = ROWS> Kernel vectors_for(int rows) {
@@ -183,18 +192,8 @@ template <class P, int R = ROWS> Kernel vectors_for(int rows) {
 int tile_height(int rows) { return rows <= 16 ? rows : (rows + 1) / 2; }
 
 // Tiles 0 to 3 are sums, 4 and 5 are of x, all as high as the group needs; 6 and 7 are weights.
-void configure_tiles(int height) {
-  struct {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t lines[16] = {};
-  } config;
-  for (int i = 0; i < 8; i++) config.lines[i] = i < 6 ? height : DEPTH / 2;
-  asm volatile("ldtilecfg %0" : : "m"(config));  // GCC's intrinsic does not say that it reads all of it
-}
-
 // Where two tiles are higher than the group, some rows are in both.
-template <bool TALL, bool WIDE> void with_tiles(const Job& job, Sums& sums, Rest& rest) {
+template <bool TALL, bool WIDE> void with_tiles(const Job& job, Rest& rest) {
   int lines = (rest.rows + job.steps - 1) / job.steps;
   int second = job.rows - tile_height(job.rows);
   _tile_zero(0);
@@ -218,16 +217,18 @@ template <bool TALL, bool WIDE> void with_tiles(const Job& job, Sums& sums, Rest
     }
     rest.some(lines);
   }
-  _tile_stored(0, sums[0][0], BLOCK * 4);
-  if (WIDE) _tile_stored(1, sums[1][0], BLOCK * 4);
-  if (TALL) _tile_stored(2, sums[0][second], BLOCK * 4);
-  if (TALL && WIDE) _tile_stored(3, sums[1][second], BLOCK * 4);
+  float *top = job.to.first, *bottom = top + second * job.to.line;
+  long line = job.to.line * sizeof(float);
+  _tile_stored(0, top, line);
+  if (WIDE) _tile_stored(1, top + job.to.block, line);
+  if (TALL) _tile_stored(2, bottom, line);
+  if (TALL && WIDE) _tile_stored(3, bottom + job.to.block, line);
 }
 
-void tiles(const Job& job, Sums& sums, Rest& rest) {
+void tiles(const Job& job, Rest& rest) {
   bool wide = job.blocks == 2;
-  if (job.rows > 16) return wide ? with_tiles<true, true>(job, sums, rest) : with_tiles<true, false>(job, sums, rest);
-  return wide ? with_tiles<false, true>(job, sums, rest) : with_tiles<false, false>(job, sums, rest);
+  if (job.rows > 16) return wide ? with_tiles<true, true>(job, rest) : with_tiles<true, false>(job, rest);
+  return wide ? with_tiles<false, true>(job, rest) : with_tiles<false, false>(job, rest);
 }
 
 #endif
@@ -304,6 +305,9 @@ void multiply(const LinearArgs& a, const char* x, char* out, int rows, Share sha
   int64_t steps = steps_of(a.k), block_bytes = steps * DEPTH * BLOCK * (a.weight_dtype == F32 ? 4 : 2);
   int64_t chunk = std::max<int64_t>(CACHED / x_line / height, 1) * height;
   auto finish = a.out_dtype == F32 ? finish_blocks<Float<F32>> : finish_blocks<Float<BF16>>;
+  // Sums that are the results already go where these belong.
+  bool ready = a.out_dtype == F32 && a.n % BLOCK == 0 && !a.bias && a.activation == NONE && a.scale == 1;
+  ready = ready && !a.gated && !a.accumulate;
   Range mine = part(a.gated ? 2 * blocks_of(a.n / 2) : blocks_of(a.n), share, a.gated ? 2 : 1);
   Sums sums[2];  // of a job, and of the one before
   Rest rest = {};
@@ -315,7 +319,10 @@ void multiply(const LinearArgs& a, const char* x, char* out, int rows, Share sha
       for (int64_t row = from; row < std::min<int64_t>(from + chunk, rows); row += height, now ^= 1) {
         int64_t start = std::min<int64_t>(row, rows - height);
         int skip = row - start;
-        kernel({x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, row == from}, sums[now], rest);
+        Place to = {sums[now][0][0], BLOCK, GROUP * BLOCK};
+        if (ready) to = {reinterpret_cast<float*>(out + start * out_line) + block * BLOCK, a.out_stride, BLOCK};
+        kernel({to, x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, row == from}, rest);
+        if (ready) continue;
         rest.some(rest.rows);
         rest = {&a, finish, &sums[now], skip, out + row * out_line, out_line, height - skip, block, blocks};
         if (height <= BLOCK) rest.some(rest.rows);  // memory is all that matters then

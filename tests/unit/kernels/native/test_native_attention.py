@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -112,7 +112,7 @@ MIXED = ((0, 1), (150, 1), (0, 130), (63, 1), (7, 40), (60, 9), (64, 2))
 
 
 @pytest.mark.parametrize("dtypes", [F32, BF16, (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16)], ids=str)
-@pytest.mark.parametrize("head_dim", [8, 20, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 20, 64, 80, 128, 256, 352, 512])
 def test_attention_of_decoding_and_prefilling_rows_equals_attention_over_each_row(
     lib: Library, head_dim: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -174,9 +174,40 @@ def test_attention_by_several_threads_gives_the_same_bits(lib: Library, dtypes: 
 
 
 @pytest.mark.parametrize("dtypes", [F32, BF16], ids=str)
-def test_attention_of_a_query_that_is_nan_is_nan_there_alone(lib: Library, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_attention_over_a_long_context_weighs_old_keys_like_new_ones(
+    lib: Library, tokens: int, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    length = 16384
+    case = Case(((length - tokens, tokens),), kv_heads=1, group=2, head_dim=32, dtypes=dtypes)
+    given = inputs(case)
+    given.queries.zero_()  # all keys alike
+    places = torch.from_numpy(given.tables[given.slots[0]]).repeat_interleave(16) * 16 + torch.arange(length) % 16
+    given.values[places] = torch.where(torch.arange(length) < length // 2, 1.0, -1.0)[:, None, None].to(case.dtypes[1])
+    # The last token sees as many of one as of the other; the sum of so many weights has some rounding.
+    torch.testing.assert_close(attend(lib, case, given)[-1].double(), torch.zeros(2, 32).double(), rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize("dtypes", [F32, BF16], ids=str)
+def test_attention_of_a_token_is_the_same_whatever_tokens_of_its_row_are_with_it(
+    lib: Library, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    torch.manual_seed(5)
+    case = Case(((199, 2),), kv_heads=1, group=2, window=70, dtypes=dtypes)
+    given = inputs(case)
+    both = attend(lib, case, given)
+    for token in range(2):
+        alone = replace(given, queries=given.queries[token : token + 1], counts=np.array([1]), starts=given.starts + token)
+        assert torch.equal(attend(lib, case, alone)[0], both[token])
+
+
+@pytest.mark.parametrize("dtypes", [F32, BF16], ids=str)
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_attention_of_a_query_that_is_nan_is_nan_there_alone(
+    lib: Library, softcap: float, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
     torch.manual_seed(4)
-    case = Case(((20, 1), (0, 30)), dtypes=dtypes)
+    case = Case(((20, 1), (0, 30)), softcap=softcap, dtypes=dtypes)
     given = inputs(case)
     given.queries[10, 2] = torch.nan
     got = attend(lib, case, given)

@@ -2,7 +2,7 @@
 //
 // A and B consist of words of 32 bits: one float (`Singles`), or two bf16 that are adjacent in the summed dimension
 // (`Pairs`). Word (step, column) of B lies at b[step * b_stride + column], so a step of B is a few whole vectors and a
-// word of A is multiplied with all of them. This is also the layout that AMX takes.
+// word of A is multiplied with all of them.
 #pragma once
 
 #include "vec.h"
