@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.guard import guarded
 from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native.abi import AttentionArgs, Dtype, Op, Step
 from tpserve.kernels.native.library import Library, Program, Team
@@ -214,6 +215,21 @@ def test_attention_of_a_query_that_is_nan_is_nan_there_alone(
     assert got[10, 2].isnan().all()
     got[10, 2] = 0
     assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("dtypes", [F32, BF16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_attention_reads_nothing_behind_its_buffers(lib: Library, tokens: int, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    case = Case(((100, tokens),), group=2, dtypes=dtypes)
+    for seed in range(200):
+        torch.manual_seed(seed)
+        given = inputs(case)
+        if given.tables[given.slots[0], (99 + tokens) // case.page_size] == given.tables.size - 1:
+            break  # the row's last page, which is not full, is the last one of the pools
+    else:
+        pytest.fail("no seed gives the row the last page")
+    bounded = replace(given, queries=guarded(given.queries), keys=guarded(given.keys), values=guarded(given.values))
+    assert torch.equal(attend(lib, case, bounded), attend(lib, case, given))
 
 
 cases = st.builds(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import ctypes
-import mmap
 from ctypes import c_double
 from dataclasses import dataclass
 
@@ -12,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.guard import guarded
 from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native.abi import Activation, Dtype, LinearArgs, Op, Step
 from tpserve.kernels.native.library import Library, Program, Team
@@ -25,16 +24,6 @@ ACTIVATIONS = {
 }
 CANARY = -777.0
 ROOM = 3  # columns beside the result, which must stay as they are
-
-
-def guarded(tensor: Tensor) -> Tensor:
-    """A copy whose last byte is followed by a page that can't be read or written."""
-    size = max(1, -(-tensor.nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    copy = torch.frombuffer(memory, dtype=torch.uint8)[size - tensor.nbytes : size].view(tensor.dtype).view(tensor.shape)
-    end = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0) == 0  # PROT_NONE
-    return copy.copy_(tensor)
 
 
 def padded(k: int) -> int:
