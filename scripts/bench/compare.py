@@ -17,7 +17,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,10 @@ def run(server: Server, load: Load, vocabulary: int) -> tuple[Figures, float]:
         return found, max(0.0, others / cores / (time.perf_counter() - began))
 
 
-def rounds(model: str, loads: list[str], only: list[str], count: int) -> list[Run]:
-    """All runs of a model's systems, in order."""
+def rounds(model: str, loads: list[str], only: list[str], count: int) -> Iterator[Run]:
+    """The runs of a model's systems, as they are done."""
     path = MODELS[model]()
     config = json.loads((describe(Settings(model=path)).path / "config.json").read_text())
-    found = []
     with contextlib.ExitStack() as stack:
         up = {}
         for system, tp in SYSTEMS[model]:
@@ -88,10 +87,9 @@ def rounds(model: str, loads: list[str], only: list[str], count: int) -> list[Ru
             for load in loads:
                 for system, server in up.items():
                     figures, others = run(server, LOADS[load], config["vocab_size"])
-                    found.append(Run(model, load, system, figures, others))
                     shown = f"{figures.tok_s:.1f} tok/s, TPOT {figures.tpot_ms:.1f} ms, others {others:.0%}"
                     print(f"round {number + 1}, {model}, {load}: {system} {shown}", flush=True)
-    return found
+                    yield Run(model, load, system, figures, others)
 
 
 def table(runs: list[Run]) -> str:
@@ -127,13 +125,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all runs there")
     parser.add_argument("--markdown", type=Path, help="write the table there")
     args = parser.parse_args()
-    runs = [found for model in args.model for found in rounds(model, args.load, args.system, args.rounds)]
+    runs: list[Run] = []
+    try:
+        for model in args.model:
+            runs.extend(rounds(model, args.load, args.system, args.rounds))
+    finally:
+        report(runs, args.json, args.markdown)
+
+
+def report(runs: list[Run], as_json: Path | None, as_markdown: Path | None) -> None:
+    """What was measured, be it all or not."""
     print(shown := table(runs))
-    if args.markdown:
-        args.markdown.write_text(f"{shown}\n")
-    if args.json:
-        described: dict[str, Any] = {"loads": {name: asdict(LOADS[name]) for name in args.load}}
-        args.json.write_text(json.dumps({**described, "runs": [asdict(run) for run in runs]}, indent=2))
+    if as_markdown:
+        as_markdown.write_text(f"{shown}\n")
+    if as_json:
+        described: dict[str, Any] = {"loads": {name: asdict(load) for name, load in LOADS.items()}}
+        as_json.write_text(json.dumps({**described, "runs": [asdict(run) for run in runs]}, indent=2))
 
 
 if __name__ == "__main__":
