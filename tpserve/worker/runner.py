@@ -117,10 +117,11 @@ class Runner:
         self.penalties.apply_(last, slots, lambda: samples.drafts_before(tokens))
         sampled, found = self.sampler.sample(last, rows, plan.step, data, raw)
         ids, id_counts, found = self._take(tokens, samples, rows.positions, sampled, found)
-        sample_s = time.perf_counter() - forwarded - (self._spent()[-2] - spent[-2])
+        ended, waited_s = time.perf_counter(), self._spent()[-2]
         kinds = spent - before
         other_s = forwarded - prepared - kinds.sum()
-        seconds = (prepared - began, *kinds[:3], other_s, self._spent()[-2] - before[-2], kinds[-1], sample_s)
+        sample_s = ended - forwarded - (waited_s - spent[-2])
+        seconds = (prepared - began, *kinds[:3], other_s, waited_s - before[-2], kinds[-1], sample_s)
         counts = collectives.all_reduces - reduces, collectives.all_gathers - gathers
         drafted = 0 if drafts is None else len(drafts.ids)
         return StepOutcome(ids, id_counts, drafted, found, target_scores, logits, seconds, *counts)
