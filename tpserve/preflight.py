@@ -218,8 +218,8 @@ def _check_memory(held: RankMemory, available_bytes: int) -> None:
     if held.total > available_bytes:
         raise UserError(
             f"weights need {memory.show(held.weights)}, buffers {memory.show(held.buffers)} and --kv-cache-memory is"
-            f" {memory.show(held.pool)}, but {memory.show(available_bytes)} are available; lower --kv-cache-memory or"
-            " --max-num-seqs, or give a smaller model or --dtype"
+            f" {memory.show(held.pool)}, but {memory.show(available_bytes)} are available; lower --kv-cache-memory,"
+            " --max-num-batched-tokens or --max-num-seqs, or give a smaller model or --dtype"
         )
 
 
