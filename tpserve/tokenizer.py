@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from tpserve.byte_level import BYTES
+from tpserve.byte_level import spelled
 from tpserve.settings import UserError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -127,8 +127,8 @@ def _piece(token: str, added: bool, steps: list[dict[str, Any]]) -> bytes:
     """The bytes that a token stands for within a text."""
     for step in steps:
         match step["type"]:
-            case "ByteLevel" if not added:  # added tokens are spelled as text
-                return _from_byte_level(token)
+            case "ByteLevel" if not added and (found := spelled(token)) is not None:  # added tokens are spelled as text
+                return found
             case "ByteFallback" if byte := _BYTE_TOKEN.fullmatch(token):
                 return bytes([int(byte[1], 16)])
             case "Replace":
@@ -136,10 +136,6 @@ def _piece(token: str, added: bool, steps: list[dict[str, Any]]) -> bytes:
             case "Metaspace":
                 token = token.replace(step["replacement"], " ")
     return token.encode()
-
-
-def _from_byte_level(token: str) -> bytes:
-    return bytes(BYTES[char] for char in token) if all(char in BYTES for char in token) else token.encode()
 
 
 # How much text an id can stand for

@@ -9,11 +9,15 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
+from collections.abc import Set
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 64 << 20
+_TOUCHED_BYTES = 32 << 20  # in one go by a thread
 _ALIGN_BYTES = 64  # a cache line
 _HUGE_BYTES = 2 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -43,6 +47,21 @@ def give_back_large_ones() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _SPARE_BYTES)
+
+
+def touch(zeroed: Tensor, cores: Set[int]) -> Tensor:
+    """Take all of the tensor's memory now: what does not fit fails now, not in mid-stream. It is zeroed once more.
+
+    A thread for each of the cores: ranks hold unequal parts, and one that is done leaves its core to the others.
+    """
+
+    def zero(part: Tensor) -> None:
+        part.zero_()
+
+    if zeroed.numel():
+        with ThreadPoolExecutor(len(cores), initializer=os.sched_setaffinity, initargs=(0, cores)) as threads:
+            list(threads.map(zero, zeroed.view(-1).split(_TOUCHED_BYTES // zeroed.itemsize)))
+    return zeroed
 
 
 class Arena:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tpserve.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np  # not for the launcher, which needs none of it
 
 MLP_BLOCK = 32  # columns
 VOCAB_UNIT = 32  # ids

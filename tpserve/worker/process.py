@@ -70,6 +70,7 @@ class Worker:
         self.step = 0
         self.deployment = charge.deployment
         self.shard = partition(charge.deployment.spec, charge.deployment.settings.tp)[charge.rank]
+        self.host_cores = os.sched_getaffinity(0)  # of which this rank gets its share now
         self.device = _device(charge)
         self.storage = _STORAGE[charge.deployment.dtype]
         # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
@@ -173,9 +174,8 @@ class Worker:
         return Runner(decoder, collectives, sampler, slots, penalties, biases, pools, passes, lookup)
 
     def _pools(self, shape: tuple[int, ...]) -> Tensor:
-        """All of it touched: what does not fit fails now, not in mid-stream."""
         if self.device.type == "cpu":
-            return memory.zeros(shape, self.storage).fill_(0)
+            return memory.touch(memory.zeros(shape, self.storage), self.host_cores)
         return torch.zeros(shape, dtype=self.storage, device=self.device)
 
     def _serve(self, runner: Runner, plans: zmq.Socket[bytes]) -> None:

@@ -29,6 +29,35 @@ def test_arena_tensors_lie_apart_on_cache_lines_and_outlive_it() -> None:
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
 
 
+_TOUCHES = """
+import mmap, os
+from pathlib import Path
+
+import torch
+
+from tpserve.kernels.memory import touch, zeros
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+cores = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {min(cores)})
+tensor = zeros((100 << 20, 3), torch.uint8)
+before = resident_bytes()
+touch(tensor, cores)
+print(resident_bytes() - before, len(os.sched_getaffinity(0)), int(tensor.any()))
+"""
+
+
+def test_touched_memory_is_taken_and_the_caller_keeps_its_core() -> None:
+    done = subprocess.run([sys.executable, "-c", _TOUCHES], check=True, capture_output=True, text=True, timeout=100)
+    taken, cores, any_set = map(int, done.stdout.split())
+    assert taken >= 300 << 20
+    assert (cores, any_set) == (1, 0)
+
+
 _TAKES_AND_FREES = """
 import mmap
 from pathlib import Path
