@@ -13,21 +13,11 @@ def _spelling() -> str:
 CHARACTERS = _spelling()  # by byte
 BYTES = {char: byte for byte, char in enumerate(CHARACTERS)}
 # By code point, the Latin-1 character of the byte that it spells; for those of Latin-1 that spell none, one beyond it.
-_LATIN_1 = {byte: "\uffff" for byte in range(256)} | {ord(char): chr(byte) for char, byte in BYTES.items()}
+_LATIN_1 = dict.fromkeys(range(256), "\uffff") | {ord(char): chr(byte) for char, byte in BYTES.items()}
 
 
 def spelled(token: str) -> bytes | None:
     """The bytes that a token spells; None if one of its characters spells none."""
-    try:
-        return token.translate(_LATIN_1).encode("latin-1")
-    except UnicodeEncodeError:
-        return None
-# By code point, the character whose Latin-1 byte it spells; of Latin-1's that spell none, one beyond Latin-1.
-_LATIN_1 = {byte: "\uffff" for byte in range(256)} | {ord(char): chr(byte) for char, byte in BYTES.items()}
-
-
-def spelled(token: str) -> bytes | None:
-    """The bytes that a token spells; None if a character of it spells none."""
     try:
         return token.translate(_LATIN_1).encode("latin-1")
     except UnicodeEncodeError:

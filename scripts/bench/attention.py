@@ -71,7 +71,7 @@ def ways(load: Load, dtype: torch.dtype, levels: list[str]) -> tuple[dict[str, C
     starts, counts = np.full(load.rows, load.start), np.full(load.rows, load.count)
     pages = -(-(load.start + load.count) // PAGE_SIZE)
     tables = torch.randperm(load.rows * pages).view(load.rows, pages).numpy()
-    shape = (2, load.rows * pages, PAGE_SIZE, load.kv_heads, load.head_dim)
+    shape = (2, load.rows * pages, load.kv_heads, PAGE_SIZE, load.head_dim)
     layers = max(2, CACHED // (int(np.prod(shape)) * dtype.itemsize)) if load.count == 1 else 2
     pools = torch.randn(shape).to(dtype).expand(layers, *shape).clone()
     query = torch.randn(load.rows * load.count, load.heads, load.head_dim).to(dtype)

@@ -106,7 +106,7 @@ def arrange(
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: Arrangement, scale: float) -> Tensor:
     """Attention output (tokens, heads, head_dim) for query of that shape (Vaswani et al. 2017).
 
-    `keys` and `values` are one layer's pools (pages, page_size, kv_heads, head_dim), this step's
+    `keys` and `values` are one layer's pools (pages, kv_heads, page_size, head_dim), this step's
     tokens included. Query head h reads KV head h // (heads // kv_heads). Scores are multiplied by `scale`.
     """
     out = torch.empty_like(query)
@@ -131,8 +131,9 @@ def _batches(rows: np.ndarray, pages: np.ndarray, page_size: int) -> list[np.nda
 
 def _gather(pool: Tensor, pages: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """(rows, kv_heads, tokens, head_dim) of the given pages, in `dtype`."""
-    _, _, kv_heads, head_dim = pool.shape
-    return pool.index_select(0, pages).to(dtype).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
+    _, kv_heads, _, head_dim = pool.shape
+    found = pool.index_select(0, pages).to(dtype).view(rows, -1, *pool.shape[1:])
+    return found.transpose(1, 2).reshape(rows, kv_heads, -1, head_dim)
 
 
 def _singles(query: Tensor, keys: Tensor, values: Tensor, single: SingleRows, scale: float) -> Tensor:

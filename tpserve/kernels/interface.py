@@ -106,8 +106,8 @@ class Kernels(ABC):
     ) -> Lines:  # fmt: skip
         """Attention of a step's tokens: queries and keys are normed (if so) and rotated, keys and values stored.
 
-        `qkv` has query heads, key heads, value heads. `keys` and `values` are the layer's pools (pages, page_size,
-        kv_heads, head_dim). Returns (tokens, heads * head_dim).
+        `qkv` has query heads, key heads, value heads. `keys` and `values` are the layer's pools (pages, kv_heads,
+        page_size, head_dim). Returns (tokens, heads * head_dim).
         """
 
     @abstractmethod

@@ -50,14 +50,16 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_kv(pool: Tensor, slots: Tensor, values: Tensor) -> None:
-    """Store values (tokens, kv_heads, head_dim) in pool (pages, page_size, kv_heads, head_dim) at flat token slots."""
-    pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, values.to(pool.dtype))
+    """Store values (tokens, kv_heads, head_dim) in pool (pages, kv_heads, page_size, head_dim) at flat token slots."""
+    page_size = pool.shape[2]
+    pool.transpose(1, 2).index_put_((slots // page_size, slots % page_size), values.to(pool.dtype))
 
 
 def clear_kv(pools: Tensor, slots: Tensor) -> None:
-    """Zero the keys and values at flat token slots in all layers of pools (layers, 2, pages, page_size, ...)."""
+    """Zero the keys and values at flat token slots in all layers of pools (layers, 2, pages, kv_heads, page_size, head_dim)."""
     if len(slots):
-        pools.flatten(2, 3).index_fill_(2, slots, 0)
+        page_size = pools.shape[4]
+        pools.transpose(3, 4)[:, :, slots // page_size, slots % page_size] = 0
 
 
 def copy_pages(pools: Tensor, source: Tensor, target: Tensor) -> None:

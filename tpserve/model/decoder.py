@@ -60,7 +60,7 @@ class Decoder:
         self.embed_scale = torch.tensor(spec.embed_scale).to(compute).item()
 
     def capture(self, pools: Tensor) -> Forward:
-        """The forward pass on pools (layers, 2, pages, page_size, kv_heads, head_dim), which get each step's keys and values.
+        """The forward pass on pools (layers, 2, pages, kv_heads, page_size, head_dim), which get each step's keys and values.
 
         It gives final hidden states (tokens, hidden) in the compute dtype, the same on all ranks, valid until the next step.
         """

@@ -161,7 +161,7 @@ class Worker:
     def _runner(self, decoder: Decoder | ScriptedDecoder, collectives: Collectives, pages: int) -> Runner:
         deployment, spec = self.deployment, self.deployment.spec
         kv_heads = len(self.shard.layers[0].kv_heads)
-        shape = (spec.num_layers, 2, pages, deployment.page_size, kv_heads, spec.head_dim)
+        shape = (spec.num_layers, 2, pages, kv_heads, deployment.page_size, spec.head_dim)
         pools = self._pools(shape)
         assert pools.nbytes == pages * self._page_bytes()
         passes = TORCH if self.lib is None else NativePasses(self.lib)

@@ -68,7 +68,7 @@ class Runner:
         passes: Passes,
         lookup: Lookup | None = None,
     ):
-        """`pools` is (layers, 2, pages, page_size, kv_heads, head_dim) in the storage dtype; `lookup` drafts ids."""
+        """`pools` is (layers, 2, pages, kv_heads, page_size, head_dim) in the storage dtype; `lookup` drafts ids."""
         self.decoder = decoder
         self.forward = decoder.capture(pools)
         self.collectives = collectives

@@ -58,7 +58,7 @@ def test_attend_over_scattered_pages_equals_attention_over_each_row(
         query = torch.randn(int(count), kv_heads * group, HEAD_DIM)
         queries.append(query)
         expected.append(naive(query, kv[0], kv[1], window))
-    keys, values = pools.view(2, len(pages), page_size, kv_heads, HEAD_DIM)
+    keys, values = pools.view(2, len(pages), page_size, kv_heads, HEAD_DIM).transpose(2, 3).contiguous()
     arranged = arrange(starts, counts, tables, page_size, window, CPU, torch.float32)
     out = attend(torch.cat(queries), keys, values, arranged, SCALE)
     torch.testing.assert_close(out.double(), torch.cat(expected), atol=2e-5, rtol=1e-5)
@@ -84,7 +84,7 @@ def test_arrange_with_a_window_gathers_only_the_pages_that_are_seen() -> None:
 def test_attend_in_each_dtype_keeps_the_dtype(dtype: torch.dtype) -> None:
     arranged = arrange(np.array([0, 3]), np.array([4, 1]), np.array([[0], [1]]), 8, None, CPU, dtype)
     query = torch.randn(5, 2, HEAD_DIM).to(dtype)
-    pool = torch.randn(2, 8, 1, HEAD_DIM).to(dtype)
+    pool = torch.randn(2, 1, 8, HEAD_DIM).to(dtype)
     out = attend(query, pool, pool, arranged, SCALE)
     assert out.dtype == dtype
     assert out.shape == query.shape

@@ -97,7 +97,7 @@ class RotaryArgs(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("qkv", "cos", "sin", "norm_weight", "queries", "keys", "values")),
         ("eps", c_float),
-        *((name, c_int32) for name in ("norm_kind", "heads", "kv_heads", "head_dim", "half")),
+        *((name, c_int32) for name in ("norm_kind", "heads", "kv_heads", "head_dim", "half", "page_size")),
         *((name, c_int32) for name in ("qkv_stride", "query_dtype", "kv_dtype")),
     ]
 

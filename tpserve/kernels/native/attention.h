@@ -133,13 +133,13 @@ template <class Query, class Stored> class Items {
   void locate(const Item& item, int64_t begin, Keys<Stored>& tile) const {
     static const Stored zeros[MAX_HEAD_DIM] = {};
     const int64_t* page = step.tables + step.slots[item.row] * step.table_stride + begin / a.page_size;
-    int64_t within = begin % a.page_size, stride = int64_t(a.kv_heads) * a.head_dim;
+    int64_t within = begin % a.page_size;
     tile.begin = begin;
     tile.count = int(item.end - begin < KEYS ? item.end - begin : KEYS);
     for (int i = 0; i < tile.count; page++, within = 0) {
-      int64_t first = (*page * a.page_size + within) * stride + item.head * a.head_dim;
+      int64_t first = ((*page * a.kv_heads + item.head) * a.page_size + within) * a.head_dim;
       auto *key = static_cast<const Stored*>(a.keys) + first, *value = static_cast<const Stored*>(a.values) + first;
-      for (; within < a.page_size && i < tile.count; within++, i++, key += stride, value += stride)
+      for (; within < a.page_size && i < tile.count; within++, i++, key += a.head_dim, value += a.head_dim)
         tile.keys[i] = key, tile.values[i] = value;
     }
     for (int i = tile.count; i < KEYS; i++) tile.keys[i] = tile.values[i] = zeros;

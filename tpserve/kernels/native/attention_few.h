@@ -35,10 +35,10 @@ template <int PARTS> class FewLines {
   }
 
   void add_keys(const Item& item, const Keys<uint16_t>& tile, const Keys<uint16_t>& ahead) {
-    Ahead keys = {ahead.keys, words, 0}, values = {ahead.values, words, 0};
-    score(tile, keys);
-    unpack_values(tile, values);  // while the products are on their way
-    vf factor = weigh(tile, tile.begin - item.begin, keys);
+    Ahead next = {ahead, words};
+    score(tile, next);
+    unpack_values(tile, next);  // while the products are on their way
+    vf factor = weigh(tile, tile.begin - item.begin, next);
     bool add = tile.begin != item.begin;
     if (add && any(factor < 1.0f))
       for (int line = 0; line < item.lines; line++)
@@ -88,14 +88,21 @@ template <int PARTS> class FewLines {
   const int width;  // head_dim rounded up; what is behind head_dim is zero
   const int words;  // of two values
 
-  // What comes next is fetched at an even pace: the core can wait for few lines at once, and then for nothing else.
+  // What comes next is fetched at an even pace: the core can wait for few lines at once, and then for nothing else. It waits
+  // for fewer where the processor finds the rest of a page by itself, for which it needs time: so from all pages in turn.
   struct Ahead {
-    const uint16_t* const* line;
-    int size, word;
+    const Keys<uint16_t>& tile;
+    int size, key = 0, word = 0;
+    bool values = false;
+
     void fetch(int count) {
       for (int i = 0; i < count; i++) {
-        LEVEL::fetch(*line + word * 2);
-        if ((word += W) == size) word = 0, line++;
+        LEVEL::fetch((values ? tile.values : tile.keys)[key] + word * 2);
+        if (values && (key += TILE) >= KEYS) {
+          key -= KEYS;
+          if ((word += W) == size) word = 0, key++;
+        }
+        values = !values;
       }
     }
   };
@@ -115,7 +122,7 @@ template <int PARTS> class FewLines {
     for (int i = 0; i < 4; i++) {
       // The others of the last key's 16 are such as no line sees; behind those are zeros.
       keys[i] = in_place ? tile.keys[i * TILE] : reinterpret_cast<const uint16_t*>(s.keys + i * TILE * words);
-      strides[i] = !in_place ? 4L * words : i * TILE < tile.count ? 2L * a.kv_heads * a.head_dim : 0;
+      strides[i] = !in_place ? 4L * words : i * TILE < tile.count ? 2L * a.head_dim : 0;
     }
     multiply(keys, strides, ahead);
   }

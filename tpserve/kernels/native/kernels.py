@@ -121,7 +121,7 @@ class NativeKernels(Kernels):
         rotate = abi.RotaryArgs(
             qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), _pointer(qk_norm), queries.data_ptr(), keys.data_ptr(),
             values.data_ptr(), self.spec.norm_eps, self._norm_kind, heads.heads, heads.kv_heads, heads.head_dim,
-            cos.shape[1], qkv.stride(0), *kind,
+            cos.shape[1], self.page_size, qkv.stride(0), *kind,
         )  # fmt: skip
         self._add(Op.ROTARY, rotate, qk_norm)
         attend = abi.AttentionArgs(

@@ -94,7 +94,7 @@ struct RotaryArgs {
   const float* sin;
   const float* norm_weight;  // (heads + kv_heads, head_dim), or null
   void* queries;             // (tokens, heads, head_dim) in the compute dtype
-  void* keys;                // (places, kv_heads, head_dim)
+  void* keys;                // (pages, kv_heads, page_size, head_dim)
   void* values;
   float eps;
   int32_t norm_kind;
@@ -102,6 +102,7 @@ struct RotaryArgs {
   int32_t kv_heads;
   int32_t head_dim;
   int32_t half;
+  int32_t page_size;
   int32_t qkv_stride;
   int32_t query_dtype;
   int32_t kv_dtype;
@@ -110,7 +111,7 @@ struct RotaryArgs {
 // Softmax attention of each row's tokens over the row's pages, up to the token itself (Vaswani et al. 2017).
 struct AttentionArgs {
   const void* queries;  // (tokens, heads, head_dim) in the compute dtype
-  const void* keys;     // (places, kv_heads, head_dim)
+  const void* keys;     // (pages, kv_heads, page_size, head_dim)
   const void* values;
   void* out;  // (tokens, out_stride) in the compute dtype
   float scale;

@@ -54,13 +54,14 @@ template <class Q, class D> void rotary_as(const RotaryArgs& a, const Step& step
     const float* x = a.qkv + t * a.qkv_stride;
     const float *cos = a.cos + t * a.half, *sin = a.sin + t * a.half;
     auto* query = static_cast<typename Q::type*>(a.queries) + t * a.heads * a.head_dim;
-    int64_t place = step.places[t] * a.kv_heads * a.head_dim;
-    auto *key = static_cast<typename D::type*>(a.keys) + place, *value = static_cast<typename D::type*>(a.values) + place;
+    int64_t page = step.places[t] / a.page_size, within = step.places[t] % a.page_size, stride = int64_t(a.page_size) * a.head_dim;
+    int64_t first = page * a.kv_heads * stride + within * a.head_dim;
+    auto *key = static_cast<typename D::type*>(a.keys) + first, *value = static_cast<typename D::type*>(a.values) + first;
     int head = 0;
     for (; head < a.heads; head++, x += a.head_dim, query += a.head_dim) turn<Q>(a, x, norm_of(a, x, head), cos, sin, query);
-    for (; head < a.heads + a.kv_heads; head++, x += a.head_dim, key += a.head_dim)
+    for (; head < a.heads + a.kv_heads; head++, x += a.head_dim, key += stride)
       turn<D>(a, x, norm_of(a, x, head), cos, sin, key);
-    copy<D>(x, value, a.kv_heads * a.head_dim);
+    for (head = 0; head < a.kv_heads; head++, x += a.head_dim, value += stride) copy<D>(x, value, a.head_dim);
   }
 }
 

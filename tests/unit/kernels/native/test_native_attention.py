@@ -82,6 +82,8 @@ def inputs(case: Case) -> Inputs:
         seen = slice(max(0, int(start) + 1 - case.window) if case.window else 0, length)
         keys[places[seen]], values[places[seen]] = k[seen], v[seen]
         expected.append(exact(query, k, v, case))
+    # A page has the keys of one head after those of the other.
+    keys, values = (pool.unflatten(0, (-1, case.page_size)).transpose(1, 2).contiguous() for pool in (keys, values))
     return Inputs(queries, keys, values, counts, starts, slots, tables, torch.cat(expected))
 
 
@@ -184,7 +186,8 @@ def test_attention_over_a_long_context_weighs_old_keys_like_new_ones(
     given = inputs(case)
     given.queries.zero_()  # all keys alike
     places = torch.from_numpy(given.tables[given.slots[0]]).repeat_interleave(16) * 16 + torch.arange(length) % 16
-    given.values[places] = torch.where(torch.arange(length) < length // 2, 1.0, -1.0)[:, None, None].to(case.dtypes[1])
+    halves = torch.where(torch.arange(length) < length // 2, 1.0, -1.0)[:, None].to(case.dtypes[1])
+    given.values.view(-1, case.head_dim)[places] = halves.expand(-1, case.head_dim)
     # The last token sees as many of one as of the other; the sum of so many weights has some rounding.
     torch.testing.assert_close(attend(lib, case, given)[-1].double(), torch.zeros(2, 32).double(), rtol=0, atol=5e-4)
 

@@ -62,7 +62,7 @@ def test_rotary_norms_and_turns_queries_and_keys_and_writes_keys_and_values(
     lib: Library, query_dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, half: int, norm: NormKind | None
 ) -> None:
     torch.manual_seed(head_dim)
-    tokens, heads, kv_heads, places = 7, 6, 2, 40
+    tokens, heads, kv_heads, page_size, places = 7, 6, 2, 4, 40
     columns = (heads + 2 * kv_heads) * head_dim
     padded = torch.full((tokens, columns + 3), torch.nan)
     qkv = padded[:, :columns].copy_(torch.randn(tokens, columns)).unflatten(1, (-1, head_dim))
@@ -76,20 +76,22 @@ def test_rotary_norms_and_turns_queries_and_keys_and_writes_keys_and_values(
 
     for threads in (1, 3):
         queries = torch.full((tokens + 1, heads, head_dim), CANARY, dtype=query_dtype)
-        pools = torch.full((2, places, kv_heads, head_dim), CANARY, dtype=kv_dtype)
+        pools = torch.full((2, places // page_size, kv_heads, page_size, head_dim), CANARY, dtype=kv_dtype)
         args = RotaryArgs(
             padded.data_ptr(), cos.data_ptr(), sin.data_ptr(), None if weight is None else weight.data_ptr(),
             queries.data_ptr(), pools[0].data_ptr(), pools[1].data_ptr(), EPS, norm or NormKind.RMS, heads, kv_heads,
-            head_dim, half, padded.stride(0), DTYPES[query_dtype], DTYPES[kv_dtype],
+            head_dim, half, page_size, padded.stride(0), DTYPES[query_dtype], DTYPES[kv_dtype],
         )  # fmt: skip
         run(lib, Op.ROTARY, args, Step(places=place.ctypes.data, tokens=tokens), threads)
-        for got, want in ((queries[:-1], expected[:, :heads]), (pools[0, place], expected[:, heads:])):
+        keys, values = pools.transpose(2, 3).flatten(1, 2)  # (places, kv_heads, head_dim)
+        for got, want in ((queries[:-1], expected[:, :heads]), (keys[place], expected[:, heads:])):
             tolerance = TOLERANCES[got.dtype]
             torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=2e-6)
-        assert torch.equal(pools[1, place], qkv[:, heads + kv_heads :].to(kv_dtype))
+        assert torch.equal(values[place], qkv[:, heads + kv_heads :].to(kv_dtype))
         assert (queries[-1] == CANARY).all()
         untouched = np.setdiff1d(np.arange(places), place)
-        assert (pools[:, untouched] == CANARY).all()
+        assert (keys[untouched] == CANARY).all()
+        assert (values[untouched] == CANARY).all()
 
 
 def test_rotary_agrees_with_the_torch_form(lib: Library) -> None:
@@ -98,7 +100,7 @@ def test_rotary_agrees_with_the_torch_form(lib: Library) -> None:
     queries, pools, places = torch.zeros(5, 2, 64), torch.zeros(2, 5, 1, 64), torch.arange(5)
     args = RotaryArgs(
         qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), None, queries.data_ptr(), pools[0].data_ptr(), pools[1].data_ptr(),
-        EPS, NormKind.RMS, 2, 1, 64, 32, 256, Dtype.F32, Dtype.F32,
+        EPS, NormKind.RMS, 2, 1, 64, 32, 1, 256, Dtype.F32, Dtype.F32,
     )  # fmt: skip
     run(lib, Op.ROTARY, args, Step(places=places.data_ptr(), tokens=5), 1)
     expected = reference.rotary(qkv[:, :3], cos[:, None], sin[:, None], torch.float32)
