@@ -9,7 +9,7 @@
 // the order is the instruction's. These instructions take numbers below the normal ones as zero.)
 //
 // Few rows are bound by memory: the weights are read once, in order, and fetched ahead. With many, two blocks stay in the
-// nearest caches while all rows pass by.
+// nearest caches while all rows pass by, and the next two are fetched meanwhile.
 #include <algorithm>
 #include <type_traits>
 
@@ -25,6 +25,7 @@ constexpr int DEPTH = 32;                // of k, a step
 constexpr int V = BLOCK / W;             // registers of a block
 constexpr int GROUP = 32;                // rows that a kernel may be given
 constexpr int64_t AHEAD = 4;             // steps between what is used and what is fetched; 2 to 8 are alike
+constexpr int64_t STREAMS = 8;           // parts of the next blocks that are fetched in turn
 constexpr int64_t CACHED = 1024 * 1024;  // bytes of x that stay in the second cache while the weights pass by
 
 int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
@@ -50,7 +51,28 @@ struct Job {
   int64_t steps;
   int rows;
   int blocks;
-  bool fetch;  // no cache has the weights yet
+  bool cold;         // no cache has the weights yet
+  const char* next;  // weights that are multiplied later
+  int64_t part;      // bytes of each of their parts
+  int64_t line;      // of 64 bytes: the first that this job fetches
+  int64_t lines;     // that it fetches a step
+
+  void fetch(int64_t step) const {
+    if (cold) fetch_own(step);
+    // The core can wait for few lines at once, and for fewer where the processor finds the rest of a page by itself, for which
+    // it needs time: so from all parts in turn.
+    for (int64_t i = line + step * lines, end = i + lines; i < end; i++)
+      __builtin_prefetch(next + i % STREAMS * part + i / STREAMS * 64, 0, 2);
+  }
+
+ private:
+  // The weights of the step that comes AHEAD steps later, in these blocks or in the next.
+  void fetch_own(int64_t step) const {
+    int64_t bytes = block / steps, there = step + AHEAD;
+    const char* from = weight + there * bytes + (there < steps ? 0 : (blocks - 1) * block);
+    for (int b = 0; b < blocks; b++, from += block)
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  }
 };
 
 // Sums that are not results yet. A kernel may make results of some of their lines while it waits for weights.
@@ -74,14 +96,6 @@ struct Rest {
 };
 
 typedef void (*Kernel)(const Job&, Rest&);
-
-// The weights of the step that comes AHEAD steps later, in these blocks or in the next.
-inline void fetch(const Job& job, int64_t step) {
-  int64_t bytes = job.block / job.steps, there = step + AHEAD;
-  const char* next = job.weight + there * bytes + (there < job.steps ? 0 : (job.blocks - 1) * job.block);
-  for (int b = 0; b < job.blocks; b++, next += job.block)
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
-}
 
 // --- with vectors: sums in registers; a line of a block (16 outputs) is multiplied with 4 bytes of each row -------------
 
@@ -156,7 +170,7 @@ template <class P, int R, int B> void add_up(const Job& job, int block) {
   vf acc[R][B][V] = {};
   const char *x = job.x, *weight = job.weight + block * job.block;
   for (int64_t step = 0; step < job.steps; step++) {
-    if (job.fetch && block == 0) fetch(job, step);
+    if (block == 0) job.fetch(step);
     for (int i = 0; i < DEPTH / P::NEIGHBOURS; i++, x += 4, weight += P::LINE) {
       typename P::Weights weights[B];
 #pragma GCC unroll 2
@@ -202,7 +216,7 @@ template <bool TALL, bool WIDE> void with_tiles(const Job& job, Rest& rest) {
   _tile_zero(3);
   const char *x = job.x, *weight = job.weight;
   for (int64_t step = 0; step < job.steps; step++, x += DEPTH * 2, weight += BLOCK * DEPTH * 2) {
-    if (job.fetch) fetch(job, step);
+    job.fetch(step);
     _tile_loadd(4, x, job.x_stride);
     _tile_loadd(6, weight, BLOCK * 4);
     _tile_dpbf16ps(0, 4, 6);
@@ -312,22 +326,28 @@ void multiply(const LinearArgs& a, const char* x, char* out, int rows, Share sha
   Sums sums[2];  // of a job, and of the one before
   Rest rest = {};
   int now = 0;
-  for (int64_t from = 0; from < rows; from += chunk)
+  for (int64_t from = 0; from < rows; from += chunk) {
+    int64_t end = std::min<int64_t>(from + chunk, rows), groups = (end - from + height - 1) / height;
     for (int64_t block = mine.begin; block < mine.end; block += 2) {
       auto* weight = static_cast<const char*>(a.weight) + block * block_bytes;
-      int blocks = std::min<int64_t>(2, mine.end - block);
-      for (int64_t row = from; row < std::min<int64_t>(from + chunk, rows); row += height, now ^= 1) {
+      int blocks = std::min<int64_t>(2, mine.end - block), left = std::min<int64_t>(2, mine.end - block - blocks);
+      bool few = groups == 1 && height <= BLOCK;  // they take less time than the next weights
+      int64_t next_lines = few ? 0 : left * block_bytes / 64, lines = (next_lines + groups * steps - 1) / (groups * steps), line = 0;
+      for (int64_t row = from; row < end; row += height, now ^= 1, line += lines * steps) {
         int64_t start = std::min<int64_t>(row, rows - height);
         int skip = row - start;
         Place to = {sums[now][0][0], BLOCK, GROUP * BLOCK};
         if (ready) to = {reinterpret_cast<float*>(out + start * out_line) + block * BLOCK, a.out_stride, BLOCK};
-        kernel({to, x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, row == from}, rest);
+        bool cold = row == from && (few || block == mine.begin);
+        kernel({to, x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, cold, weight + blocks * block_bytes,
+                left * block_bytes / STREAMS, line, lines}, rest);
         if (ready) continue;
         rest.some(rest.rows);
         rest = {&a, finish, &sums[now], skip, out + row * out_line, out_line, height - skip, block, blocks};
         if (height <= BLOCK) rest.some(rest.rows);  // memory is all that matters then
       }
     }
+  }
   rest.some(rest.rows);
 }
 

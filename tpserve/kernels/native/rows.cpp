@@ -9,10 +9,16 @@
 namespace LEVEL {
 namespace {
 
+// The table lies on small pages of a file, so that each line would be waited for: some are fetched ahead.
 template <class D> void embed_as(const EmbedArgs& a, const Step& step, Range tokens) {
+  constexpr int AHEAD = 2;
   auto* table = static_cast<const typename D::type*>(a.table);
   for (int64_t t = tokens.begin; t < tokens.end; t++) {
     auto* line = table + step.ids[t] * a.hidden;
+    if (t + AHEAD < tokens.end) {
+      auto* next = table + step.ids[t + AHEAD] * a.hidden;
+      for (int i = 0; i < a.hidden; i += 64 / int(sizeof(*next))) __builtin_prefetch(next + i);
+    }
     float* x = a.x + t * a.x_stride;
     int i = 0;
     for (; i + W <= a.hidden; i += W) store(x + i, D::load(line + i) * a.scale);
