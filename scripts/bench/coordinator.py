@@ -127,7 +127,7 @@ class Wire:
 
 def result_of(plan: StepPlan) -> bytes:
     """What rank 0 answers."""
-    samples = int(np.count_nonzero(plan.flags & Row.SAMPLE.value))
+    samples = int(np.count_nonzero(plan.flags & Row.SAMPLE))
     ids = np.arange(plan.step, plan.step + samples, dtype=np.int32) % 40000 + 100
     return encode(
         StepResult(plan.step, ids, np.empty(0, np.uint8), 0, NO_SCORES, NO_SCORES, np.zeros(5, np.float32), 61, 1), EPOCH

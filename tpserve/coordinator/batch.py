@@ -10,7 +10,7 @@ import numpy as np
 from tpserve.coordinator.sequence import Sequence
 from tpserve.messages import Row
 
-_DECODE, _MASKED, _SPECULATE = int(Row.SAMPLE | Row.FROM_SLOT), int(Row.MASKED), int(Row.SPECULATE)
+_DECODE = Row.SAMPLE | Row.FROM_SLOT
 _NO_DRAFTS = np.empty(0, np.uint8)
 
 
@@ -105,7 +105,7 @@ class Batch:
         self._prompt_lens[slot] = sequence.num_prompt
         self._max_lens[slot] = sequence.max_len
         self._watched[slot] = sequence.matcher is not None
-        self._flags[slot] = _DECODE if sequence.matcher is None else _DECODE | _MASKED
+        self._flags[slot] = _DECODE if sequence.matcher is None else _DECODE | Row.MASKED
         self._ends[self._end_ids(sequence)] += 1
 
     def end_prefill(self, sequence: Sequence) -> None:
@@ -217,7 +217,7 @@ class Batch:
         computed = self._planned[slots]  # in all, after this step
         if drafts and (more := self._drafts(slots, drafts)).any():
             computed += more
-            flags[more > 0] |= _SPECULATE
+            flags[more > 0] |= Row.SPECULATE
             most_drafts, most_ids = more[more > 0].astype(np.uint8), 1 + more.astype(np.int64)
         room = self._room[slots]
         page_counts = (computed > room if most_ids is None else self._pages(computed - room)).astype(np.uint32)

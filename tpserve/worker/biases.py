@@ -24,9 +24,9 @@ class Biases:
 
     def admit(self, plan: StepPlan) -> None:
         """Take over what the plan says of the slots that it begins."""
-        slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
-        if not len(slots):
+        if not len(plan.starts):
             return
+        slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
         self._has_bias[slots] = plan.bias_counts > 0
         self._min_lens[slots] = plan.min_lens
         self._take_over(self._biases, slots, plan.bias_counts, plan.bias_ids, plan.bias_values)

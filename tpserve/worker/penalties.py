@@ -72,9 +72,9 @@ class Penalties:
 
     def admit(self, plan: StepPlan) -> None:
         """Take over what the plan says of the slots that it begins."""
-        slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
-        if not len(slots):
+        if not len(plan.starts):
             return
+        slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
         penalties = np.stack((plan.repetition_penalties, plan.presence_penalties, plan.frequency_penalties))
         self._penalties[:, slots] = penalties
         self._has_past[slots] = (penalties != _NEUTRAL).any(axis=0)  # drafts want the past as well

@@ -18,6 +18,9 @@ class Drafts(NamedTuple):
     ids: np.ndarray  # int64, flat, in row order
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class Slots:
     """State per slot. Every operation is over arrays: no Python per row."""
 
@@ -41,8 +44,12 @@ class Slots:
         slots, counts = plan.slots.astype(np.int64), plan.counts.astype(np.int64)
         if drafts is not None:
             counts += drafts.counts
-        self._admit(slots[(plan.flags & Row.FIRST) != 0], plan)
-        self._append_pages(slots, plan)
+        first = (plan.flags & Row.FIRST) != 0
+        # Most steps only decode, within pages that rows have: what there is nothing of costs nothing.
+        if len(plan.starts):
+            self._admit(slots[first], plan)
+        if len(plan.pages):
+            self._append_pages(slots, plan)
         starts = self.lengths[slots]
         stops = np.cumsum(counts)
         row, offset = ragged(counts)
@@ -64,7 +71,7 @@ class Slots:
             fed=(stops - counts)[from_slot],
             fed_slots=slots[from_slot],
             tables=self.tables,
-            tails=self._tails(slots, starts, starts + counts, (plan.flags & Row.FIRST) != 0),
+            tails=self._tails(slots, starts, starts + counts, first),
         )
 
     def end(self, tokens: StepTokens, num_wrong: np.ndarray | int = 0) -> None:
@@ -75,6 +82,8 @@ class Slots:
         """The unused places of last pages that were another sequence's, or a copy, until now."""
         last_page = (ends - 1) // self.page_size
         entered = first | (starts <= last_page * self.page_size)
+        if not entered.any():
+            return _NONE
         row, offset = ragged(np.where(entered, (last_page + 1) * self.page_size - ends, 0))
         tails: np.ndarray = self.tables[slots[row], last_page[row]] * self.page_size + ends[row] % self.page_size + offset
         return tails

@@ -40,9 +40,9 @@ def test_all_ids_of_an_answer_are_known_when_it_is_computed_again(page_size: int
     step, again = 0, None
     while again is None:
         plan = planned(made)
-        if step and plan.flags[-1] & Row.FIRST.value:
+        if step and plan.flags[-1] & Row.FIRST:
             again = plan
-        answer(made, plan, *range(10 + step, 10 + step + int((plan.flags & Row.SAMPLE.value > 0).sum())))
+        answer(made, plan, *range(10 + step, 10 + step + int((plan.flags & Row.SAMPLE > 0).sum())))
         step += 1
     told = again.ids.tolist()
     assert made.stats.preemptions > 0
