@@ -28,6 +28,16 @@ def cores(root: Path = _ROOT) -> int:
     return max(1, min([len(os.sched_getaffinity(0)), *_group_cores(root)]))
 
 
+def near(core: int, root: Path = _ROOT) -> frozenset[int]:
+    """The cores of this one's NUMA node; all that there can be where no node is told."""
+    for node in (root / "sys/devices/system/node").glob("node*/cpulist"):
+        spans = [span.partition("-") for span in _read(node).split(",") if span]
+        cores = frozenset(core for first, _, last in spans for core in range(int(first), int(last or first) + 1))
+        if core in cores:
+            return cores
+    return frozenset(range(os.cpu_count() or 1))
+
+
 def has_nvidia_driver() -> bool:
     """Whether an NVIDIA driver is loaded."""
     if any(map(os.path.exists, ("/dev/nvidiactl", "/proc/driver/nvidia/version"))):

@@ -85,3 +85,14 @@ def test_short_turns_leave_nice_value_and_policy_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.split() == ["3", "True"]
+
+
+def test_near_cores_are_those_of_the_same_node(tmp_path: Path) -> None:
+    node = "sys/devices/system/node/node"
+    root = tree(tmp_path, {f"{node}0/cpulist": "0-2,8\n", f"{node}1/cpulist": "3-5,7\n", f"{node}2/cpulist": "\n"})
+    assert machine.near(8, root) == {0, 1, 2, 8}
+    assert machine.near(4, root) == {3, 4, 5, 7}
+
+
+def test_near_cores_without_nodes_are_all(tmp_path: Path) -> None:
+    assert machine.near(0, tree(tmp_path, {})) == set(range(os.cpu_count() or 1))

@@ -131,9 +131,11 @@ def _batches(rows: np.ndarray, pages: np.ndarray, page_size: int) -> list[np.nda
 
 def _gather(pool: Tensor, pages: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """(rows, kv_heads, tokens, head_dim) of the given pages, in `dtype`."""
-    _, kv_heads, _, head_dim = pool.shape
-    found = pool.index_select(0, pages).to(dtype).view(rows, -1, *pool.shape[1:])
-    return found.transpose(1, 2).reshape(rows, kv_heads, -1, head_dim)
+    _, kv_heads, page_size, head_dim = pool.shape
+    heads = torch.arange(kv_heads, device=pages.device)
+    places = pages.view(rows, 1, -1) * kv_heads + heads[:, None]  # of (pages * kv_heads, page_size, head_dim)
+    found = pool.flatten(0, 1).index_select(0, places.flatten()).to(dtype)
+    return found.view(rows, kv_heads, places.shape[2] * page_size, head_dim)
 
 
 def _singles(query: Tensor, keys: Tensor, values: Tensor, single: SingleRows, scale: float) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import zmq
 from torch import Tensor
 
+from tpserve import machine
 from tpserve.board import Writer
 from tpserve.checkpoint.weights import Dummy, Safetensors, load
 from tpserve.child import Charge, Control
@@ -70,8 +71,10 @@ class Worker:
         self.step = 0
         self.deployment = charge.deployment
         self.shard = partition(charge.deployment.spec, charge.deployment.settings.tp)[charge.rank]
-        self.host_cores = os.sched_getaffinity(0)  # of which this rank gets its share now
+        host_cores = os.sched_getaffinity(0)  # of which this rank gets its share now
         self.device = _device(charge)
+        # Memory is nearest to the core that touches it first, so no core of another NUMA node helps.
+        self.near_cores = host_cores & machine.near(min(os.sched_getaffinity(0)))
         self.storage = _STORAGE[charge.deployment.dtype]
         # float16 products on a CPU are slow and lose range; float32 holds every float16 value.
         self.compute = torch.float32 if (self.device.type, self.storage) == ("cpu", torch.float16) else self.storage
@@ -175,7 +178,7 @@ class Worker:
 
     def _pools(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type == "cpu":
-            return memory.touch(memory.zeros(shape, self.storage), self.host_cores)
+            return memory.touch(memory.zeros(shape, self.storage), self.near_cores)
         return torch.zeros(shape, dtype=self.storage, device=self.device)
 
     def _serve(self, runner: Runner, plans: zmq.Socket[bytes]) -> None:

@@ -46,6 +46,7 @@ cores = os.sched_getaffinity(0)
 os.sched_setaffinity(0, {min(cores)})
 tensor = zeros((100 << 20, 3), torch.uint8)
 before = resident_bytes()
+touch(zeros((0, 4), torch.float32), cores)
 touch(tensor, cores)
 print(resident_bytes() - before, len(os.sched_getaffinity(0)), int(tensor.any()))
 """

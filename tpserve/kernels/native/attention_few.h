@@ -88,8 +88,9 @@ template <int PARTS> class FewLines {
   const int width;  // head_dim rounded up; what is behind head_dim is zero
   const int words;  // of two values
 
-  // What comes next is fetched at an even pace: the core can wait for few lines at once, and then for nothing else. It waits
-  // for fewer where the processor finds the rest of a page by itself, for which it needs time: so from all pages in turn.
+  // What comes next is fetched at an even pace: the core can wait for few lines at once, and then for nothing else. It waits for
+  // fewer where the hardware prefetcher has seen enough of 4 KiB of memory to ask for the rest, for which that needs time: so
+  // from several places in turn, which are pages of their own if they have 16 tokens.
   struct Ahead {
     const Keys<uint16_t>& tile;
     int size, key = 0, word = 0;

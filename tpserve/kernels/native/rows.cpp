@@ -9,7 +9,7 @@
 namespace LEVEL {
 namespace {
 
-// The table lies on small pages of a file, so that each line would be waited for: some are fetched ahead.
+// The table may lie on small pages of a file, where each line would be waited for: some are fetched ahead.
 template <class D> void embed_as(const EmbedArgs& a, const Step& step, Range tokens) {
   constexpr int AHEAD = 2;
   auto* table = static_cast<const typename D::type*>(a.table);
