@@ -24,7 +24,7 @@ constexpr int BLOCK = 16;                // outputs
 constexpr int DEPTH = 32;                // of k, a step
 constexpr int V = BLOCK / W;             // registers of a block
 constexpr int GROUP = 32;                // rows that a kernel may be given
-constexpr int64_t AHEAD = 4;             // steps between what is used and what is fetched; 2 to 8 are alike
+constexpr int64_t AHEAD = 2;             // steps between what is used and what is fetched
 constexpr int64_t STREAMS = 8;           // parts of the next blocks that are fetched in turn
 constexpr int64_t CACHED = 1024 * 1024;  // bytes of x that stay in the second cache while the weights pass by
 
@@ -41,6 +41,21 @@ struct Place {
   int64_t block;
 };
 
+// GCC takes a function that only fetches for one without effect, and drops its calls unless they are inlined at once.
+#define FETCHES __attribute__((always_inline))
+// Weights that the next jobs multiply, in lines of 64 bytes. A core waits for few at once, and for fewer where the hardware prefetcher
+// has seen enough of a page of 4 KiB to ask for the rest, for which that needs time: so parts are fetched in turn.
+struct Ahead {
+  const char* weight;
+  int64_t part;   // bytes
+  int64_t count;  // lines of all parts
+  int64_t step;   // lines that are fetched in a step
+  FETCHES void fetch(int64_t line) const {
+    for (int64_t end = std::min(line + step, count); line < end; line++)
+      __builtin_prefetch(weight + line % STREAMS * part + line / STREAMS * 64, 0, 2);
+  }
+};
+
 // A group of rows times one block, or two adjacent ones.
 struct Job {
   Place to;
@@ -51,23 +66,18 @@ struct Job {
   int64_t steps;
   int rows;
   int blocks;
-  bool cold;         // no cache has the weights yet
-  const char* next;  // weights that are multiplied later
-  int64_t part;      // bytes of each of their parts
-  int64_t line;      // of 64 bytes: the first that this job fetches
-  int64_t lines;     // that it fetches a step
+  bool cold;  // no cache has the weights yet
+  const Ahead& ahead;
+  int64_t line;  // of these, the first that this job fetches
 
-  void fetch(int64_t step) const {
+  FETCHES void fetch(int64_t step) const {
     if (cold) fetch_own(step);
-    // The core can wait for few lines at once. It waits for fewer where the hardware prefetcher has seen enough of a page of 4 KiB
-    // to ask for the rest, for which that needs time: so from all parts in turn. The last steps may fetch a little beyond.
-    for (int64_t i = line + step * lines, end = i + lines; i < end; i++)
-      __builtin_prefetch(next + i % STREAMS * part + i / STREAMS * 64, 0, 2);
+    ahead.fetch(line + step * ahead.step);
   }
 
  private:
   // The weights of the step that comes AHEAD steps later, in these blocks or in the next.
-  void fetch_own(int64_t step) const {
+  FETCHES void fetch_own(int64_t step) const {
     int64_t bytes = block / steps, there = step + AHEAD;
     const char* from = weight + there * bytes + (there < steps ? 0 : (blocks - 1) * block);
     for (int b = 0; b < blocks; b++, from += block)
@@ -332,15 +342,15 @@ void multiply(const LinearArgs& a, const char* x, char* out, int rows, Share sha
       auto* weight = static_cast<const char*>(a.weight) + block * block_bytes;
       int blocks = std::min<int64_t>(2, mine.end - block), left = std::min<int64_t>(2, mine.end - block - blocks);
       bool few = groups == 1 && height <= BLOCK;  // they take less time than the next weights
-      int64_t next_lines = few ? 0 : left * block_bytes / 64, lines = (next_lines + groups * steps - 1) / (groups * steps), line = 0;
-      for (int64_t row = from; row < end; row += height, now ^= 1, line += lines * steps) {
+      int64_t lines = few ? 0 : left * block_bytes / 64, turns = groups * steps, line = 0;
+      Ahead ahead = {weight + blocks * block_bytes, left * block_bytes / STREAMS, lines, (lines + turns - 1) / turns};
+      for (int64_t row = from; row < end; row += height, now ^= 1, line += ahead.step * steps) {
         int64_t start = std::min<int64_t>(row, rows - height);
         int skip = row - start;
         Place to = {sums[now][0][0], BLOCK, GROUP * BLOCK};
         if (ready) to = {reinterpret_cast<float*>(out + start * out_line) + block * BLOCK, a.out_stride, BLOCK};
         bool cold = row == from && (few || block == mine.begin);
-        kernel({to, x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, cold, weight + blocks * block_bytes,
-                left * block_bytes / STREAMS, line, lines}, rest);
+        kernel({to, x + start * x_line, weight, x_line, block_bytes, steps, height, blocks, cold, ahead, line}, rest);
         if (ready) continue;
         rest.some(rest.rows);
         rest = {&a, finish, &sums[now], skip, out + row * out_line, out_line, height - skip, block, blocks};
