@@ -35,7 +35,7 @@ def near(core: int, root: Path = _ROOT) -> frozenset[int]:
         cores = frozenset(core for first, _, last in spans for core in range(int(first), int(last or first) + 1))
         if core in cores:
             return cores
-    return frozenset(range(os.cpu_count() or 1))
+    return frozenset({core, *range(os.cpu_count() or 1)})  # numbers may have gaps
 
 
 def has_nvidia_driver() -> bool:

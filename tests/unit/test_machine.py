@@ -96,3 +96,4 @@ def test_near_cores_are_those_of_the_same_node(tmp_path: Path) -> None:
 
 def test_near_cores_without_nodes_are_all(tmp_path: Path) -> None:
     assert machine.near(0, tree(tmp_path, {})) == set(range(os.cpu_count() or 1))
+    assert 9999 in machine.near(9999, tree(tmp_path, {}))
