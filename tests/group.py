@@ -17,6 +17,7 @@ from tpserve.child import Charge
 from tpserve.deployment import Deployment
 from tpserve.messages import (
     Failure,
+    FirstRows,
     Hello,
     Loaded,
     Logits,
@@ -57,14 +58,7 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
     def sizes(name: str, among: list[dict[str, Any]]) -> np.ndarray:
         return np.array([len(row.get(name, ())) for row in among], "<u4")
 
-    return StepPlan(
-        step=step,
-        slots=of("slot", "<u2"),
-        counts=of("count", "<u4", 1),
-        flags=of("flags", "<u1"),
-        page_counts=sizes("pages", rows),
-        pages=flat("pages"),
-        ids=flat("ids"),
+    first_rows = FirstRows(
         starts=of("start", "<u4", 0, first),
         seeds=of("seed", "<u8", 0, first),
         choices=of("choice", "<u2", 0, first),
@@ -85,6 +79,16 @@ def plan(step: int, rows: list[dict[str, Any]], copies: list[tuple[int, int]] | 
         bias_ids=flat("bias_ids"),
         bias_values=flat("bias_values", "<f4"),
         stop_ids=flat("stop_ids"),
+    )
+    return StepPlan(
+        step=step,
+        slots=of("slot", "<u2"),
+        counts=of("count", "<u4", 1),
+        flags=of("flags", "<u1"),
+        page_counts=sizes("pages", rows),
+        pages=flat("pages"),
+        ids=flat("ids"),
+        first_rows=first_rows,
         target_counts=sizes("targets", scored),
         target_tops=of("target_top", "<u4", 0, scored),
         targets=flat("targets"),

@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import get_args
 
-import numpy as np
-
-from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, U8s, U16s, U32s, U64s, adds_up, same_length
+from tpserve.codec import I32, U16, U32, U64, Codec, F32s, I32s, U8s, U16s, U32s, U64s, adds_up, empty, same_length
+from tpserve.plans import NO_FIRST_ROWS as NO_FIRST_ROWS
+from tpserve.plans import FirstRows as FirstRows
 from tpserve.plans import Row as Row
 from tpserve.plans import SampleMasks as SampleMasks
 from tpserve.plans import StepPlan as StepPlan
@@ -69,7 +69,7 @@ class Scores:
         adds_up(self, counts="ids")
 
 
-NO_SCORES = Scores(np.empty(0, "<u2"), np.empty(0, "<i4"), np.empty(0, "<f4"))
+NO_SCORES: Scores = empty(Scores)
 
 
 # frontend -> coordinator

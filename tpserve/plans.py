@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpserve.codec import U64, F32s, I32s, MessageError, U8s, U16s, U32s, U64s, adds_up, same_length
+from tpserve.codec import U64, F32s, I32s, MessageError, U8s, U16s, U32s, U64s, adds_up, empty, same_length
 
 
 class Row:
@@ -21,36 +21,17 @@ class Row:
     SPECULATE = 64  # a FROM_SLOT row that may be longer: ids that the worker drafts come in behind the slot's own
 
 
-_COUNTED = (Row.FIRST, Row.SCORE, Row.SPECULATE, Row.FROM_SLOT)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
-    """One step for all ranks. Arrays are parallel per row unless said otherwise.
+class FirstRows:
+    """What a plan says of the slots that it gives to new sequences: one entry per FIRST row, in row order.
 
-    A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row order) are appended to the
-    slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT. Those
-    from `starts` to `stop_counts` have one entry per FIRST row: the position of the row's first token (a prefix hit precedes
-    it), the slot's parameters, and of its prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row
-    order) are all that the slot has, its prompt's first; none where nothing looks back at them. `bias_counts[f]` of
-    `bias_ids` have `bias_values` added to their logits. At positions before `min_lens[f]`, `stop_counts[f]` of the ids in
-    `stop_ids` are not sampled. `logprobs[f]` is as in `Submit`.
-
-    `target_counts` and `target_tops` have one entry per SCORE row: the first so many of the row's tokens have the next ids in
-    `targets` (flat, in row order), whose logprobs are wanted beside those of so many likeliest ids. Pages `copy_to` are
-    overwritten with pages `copy_from` before any key or value of this step is written.
-
-    `most_drafts` has one entry per SPECULATE row: it may have so many ids behind its own, whose `counts` is 1. An id is sampled
-    after each; those that follow the first draft that was wrong are dropped, and so the slot's length is known to workers only.
+    `starts` is the position of the row's first token (a prefix hit precedes it), then come the slot's parameters, and of its
+    prompt's ids how many there are. `past_counts[f]` of the ids in `past` (flat, in row order) are all that the slot has, its
+    prompt's first; none where nothing looks back at them. `bias_counts[f]` of `bias_ids` have `bias_values` added to their
+    logits. At positions before `min_lens[f]`, `stop_counts[f]` of the ids in `stop_ids` are not sampled. `logprobs[f]` is as
+    in `Submit`.
     """
 
-    step: U64
-    slots: U16s
-    counts: U32s
-    flags: U8s
-    page_counts: U32s
-    pages: I32s
-    ids: I32s
     starts: U32s
     seeds: U64s
     choices: U16s
@@ -71,6 +52,46 @@ class StepPlan:
     bias_ids: I32s
     bias_values: F32s
     stop_ids: I32s
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __post_init__(self) -> None:
+        same_length(
+            self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps", "repetition_penalties",
+            "presence_penalties", "frequency_penalties", "prompt_counts", "logprobs", "min_lens", "past_counts",
+            "bias_counts", "stop_counts",
+        )  # fmt: skip
+        same_length(self, "bias_ids", "bias_values")
+        adds_up(self, past_counts="past", bias_counts="bias_ids", stop_counts="stop_ids")
+
+
+NO_FIRST_ROWS: FirstRows = empty(FirstRows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One step for all ranks. Arrays are parallel per row unless said otherwise.
+
+    A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row order) are appended to the
+    slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT.
+
+    `target_counts` and `target_tops` have one entry per SCORE row: the first so many of the row's tokens have the next ids in
+    `targets` (flat, in row order), whose logprobs are wanted beside those of so many likeliest ids. Pages `copy_to` are
+    overwritten with pages `copy_from` before any key or value of this step is written.
+
+    `most_drafts` has one entry per SPECULATE row: it may have so many ids behind its own, whose `counts` is 1. An id is sampled
+    after each; those that follow the first draft that was wrong are dropped, and so the slot's length is known to workers only.
+    """
+
+    step: U64
+    slots: U16s
+    counts: U32s
+    flags: U8s
+    page_counts: U32s
+    pages: I32s
+    ids: I32s
+    first_rows: FirstRows
     target_counts: U32s
     target_tops: U32s
     targets: I32s
@@ -80,20 +101,22 @@ class StepPlan:
 
     def __post_init__(self) -> None:
         same_length(self, "slots", "counts", "flags", "page_counts")
-        same_length(
-            self, "starts", "seeds", "choices", "temperatures", "top_ks", "top_ps", "min_ps", "repetition_penalties",
-            "presence_penalties", "frequency_penalties", "prompt_counts", "logprobs", "min_lens", "past_counts",
-            "bias_counts", "stop_counts",
-        )  # fmt: skip
-        same_length(self, "bias_ids", "bias_values")
         same_length(self, "target_counts", "target_tops")
         same_length(self, "copy_from", "copy_to")
-        *flagged, fed = (np.count_nonzero(self.flags & flag) for flag in _COUNTED)
-        wanted = [*flagged, self.page_counts.sum(), self.counts.sum() - fed]
-        there = (self.starts, self.target_counts, self.most_drafts, self.pages, self.ids)
-        if wanted != [*map(len, there)]:
-            raise MessageError(f"StepPlan: rows want {wanted} starts, targets, drafts, pages and ids")
-        adds_up(self, past_counts="past", bias_counts="bias_ids", stop_counts="stop_ids", target_counts="targets")
+        adds_up(self, target_counts="targets")
+        there = (len(self.first_rows), len(self.target_counts), len(self.most_drafts), len(self.pages), len(self.ids))
+        if self._wanted() != there:
+            raise MessageError(f"StepPlan: rows want {self._wanted()} first rows, targets, drafts, pages and ids, not {there}")
+
+    def _wanted(self) -> tuple[int, ...]:
+        """How much the rows make of what is not parallel to them."""
+        among = int(np.bitwise_or.reduce(self.flags))  # mostly all rows decode: what no row has need not be counted
+
+        def count(flag: int) -> int:
+            return int(np.count_nonzero(self.flags & flag)) if among & flag else 0
+
+        num_pages, num_tokens = int(self.page_counts.sum()), int(self.counts.sum())
+        return count(Row.FIRST), count(Row.SCORE), count(Row.SPECULATE), num_pages, num_tokens - count(Row.FROM_SLOT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

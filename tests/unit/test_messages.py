@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -11,7 +11,21 @@ from hypothesis import strategies as st
 
 from tests.group import plan
 from tpserve.codec import MessageError, Range
-from tpserve.messages import MESSAGES, NO_SCORES, Abort, Row, Sampling, Scores, StepResult, Submit, decode, encode
+from tpserve.messages import (
+    MESSAGES,
+    NO_FIRST_ROWS,
+    NO_SCORES,
+    Abort,
+    FirstRows,
+    Row,
+    Sampling,
+    Scores,
+    StepPlan,
+    StepResult,
+    Submit,
+    decode,
+    encode,
+)
 
 SAMPLING = Sampling(0.5, 3, 0.9, 0.0, 1.1, 0.5, -0.5, 2**64 - 1)
 VALUES = {  # fields whose values must fit one another
@@ -45,13 +59,23 @@ def test_every_message_survives_the_wire(kind: type, data: st.DataObject) -> Non
     assert epoch == 5
     assert type(back) is kind
     assert encode(back, 5) == wire
-    for field in fields(kind):
-        a, b = getattr(made, field.name), getattr(back, field.name)
-        if isinstance(a, np.ndarray):
-            assert a.dtype == b.dtype
-            assert a.tolist() == b.tolist()
-        elif not isinstance(a, list | Sampling | Scores):
-            assert a == b
+    assert_same(made, back)
+
+
+def assert_same(made: Any, back: Any) -> None:
+    """Messages have arrays, which `==` does not compare as one."""
+    assert type(made) is type(back)
+    if is_dataclass(made):
+        for field in fields(made):
+            assert_same(getattr(made, field.name), getattr(back, field.name))
+    elif isinstance(made, list):
+        for a, b in zip(made, back, strict=True):
+            assert_same(a, b)
+    elif isinstance(made, np.ndarray):
+        assert made.dtype == back.dtype
+        assert made.tolist() == back.tolist()
+    else:
+        assert made == back
 
 
 def parts(message: Any) -> list[Any]:
@@ -110,6 +134,16 @@ def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused(change: d
         encode(replace(a_submit(), **change), 1)
 
 
+def test_a_nested_message_of_empty_arrays_takes_a_byte_and_comes_back_as_the_same_one() -> None:
+    for scores in (NO_SCORES, Scores(np.empty(0, "<u2"), np.empty(0, "<i4"), np.empty(0, "<f4"))):
+        ids = np.zeros(2, "<i4")
+        result = StepResult(1, ids, np.empty(0, "<u1"), 0, scores, scores, np.zeros(5, "<f4"), 0, 0)
+        assert parts(result)[6:8] == [[], []]
+        _, back = decode(encode(result, 1))
+        assert isinstance(back, StepResult)
+        assert back.scores is back.target_scores is NO_SCORES
+
+
 def test_encode_of_what_is_no_message_is_refused() -> None:
     with pytest.raises(MessageError, match="not a message"):
         encode(SAMPLING, 1)  # type: ignore[arg-type]
@@ -133,14 +167,31 @@ def test_plan_with_other_flat_arrays_than_its_rows_have_is_refused(field: str) -
     parameters = dict(bias_ids=[1], bias_values=[0.5], stop_ids=[3], min_len=9, targets=[5], target_top=1)
     right = plan(7, [dict(slot=1, count=2, flags=Row.FIRST | Row.SCORE, ids=[4, 5], pages=[9], **parameters)])
     with pytest.raises(MessageError, match=f"{field} has|lengths differ"):
-        replace(right, **{field: np.zeros(2, "<i4")})
+        replaced(right, field, np.zeros(2, "<i4"))
 
 
 @pytest.mark.parametrize("past", [[4], [4, 5, 6]])
 def test_plan_with_more_or_less_of_the_past_than_it_says_is_refused(past: list[int]) -> None:
     right = plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9], past=[4, 5], prompt_count=1)])
     with pytest.raises(MessageError, match="past has"):
-        replace(right, past=np.array(past, "<i4"))
+        replaced(right, "past", np.array(past, "<i4"))
+
+
+def test_plan_with_more_or_fewer_rows_that_begin_than_it_says_is_refused() -> None:
+    begins = plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9])])
+    with pytest.raises(MessageError, match="first rows"):
+        replace(begins, first_rows=NO_FIRST_ROWS)
+    decodes = plan(7, [dict(slot=1, flags=Row.SAMPLE | Row.FROM_SLOT)])
+    for change in (dict(first_rows=begins.first_rows), dict(pages=np.zeros(1, "<i4")), dict(most_drafts=np.ones(1, "<u1"))):
+        with pytest.raises(MessageError, match="first rows"):
+            replace(decodes, **change)
+
+
+def replaced(right: StepPlan, field: str, value: np.ndarray) -> StepPlan:
+    """The plan with another array, be it of its own or of its first rows."""
+    if field in {field.name for field in fields(FirstRows)}:
+        return replace(right, first_rows=replace(right.first_rows, **{field: value}))
+    return replace(right, **{field: value})
 
 
 def test_a_plan_of_decode_rows_takes_at_most_16_bytes_a_row() -> None:

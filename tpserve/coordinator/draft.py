@@ -10,7 +10,7 @@ import numpy as np
 
 from tpserve.coordinator.batch import Decodes
 from tpserve.coordinator.sequence import Request, Sequence
-from tpserve.messages import Row, StepPlan
+from tpserve.messages import NO_FIRST_ROWS, FirstRows, Row, StepPlan
 
 
 class Scored(NamedTuple):
@@ -106,14 +106,13 @@ class Draft:
             page_counts=_joined(decodes.page_counts, self._page_counts),
             pages=np.array(self._pages, np.int32),
             ids=np.asarray(self._ids),
-            starts=np.array(self._starts, np.uint32),
+            first_rows=_first_rows(self._first, self._starts) if self._first else NO_FIRST_ROWS,
             target_counts=np.array([row.num_targets for row in self.scored], np.uint32),
             target_tops=np.array(self._target_tops, np.uint32),
             targets=np.asarray(self._targets),
             most_drafts=decodes.most_drafts,
             copy_from=np.array([source for source, _ in self._copies], np.int32),
             copy_to=np.array([target for _, target in self._copies], np.int32),
-            **(_parameters(self._first) if self._first else _NO_PARAMETERS),
         )
 
 
@@ -121,8 +120,8 @@ def _joined(values: np.ndarray, more: list[int]) -> np.ndarray:
     return np.append(values, np.array(more, values.dtype)) if more else values
 
 
-def _parameters(rows: list[Sequence]) -> dict[str, np.ndarray]:
-    """What a plan says of slots with a new sequence."""
+def _first_rows(rows: list[Sequence], starts: list[int]) -> FirstRows:
+    """What a plan says of slots with these new sequences."""
     submits = [row.request.submit for row in rows]
     min_lens = [len(submit.prompt) + submit.min_tokens if submit.min_tokens else 0 for submit in submits]
     stops = [submit.stop_ids if submit.min_tokens else submit.stop_ids[:0] for submit in submits]
@@ -132,27 +131,28 @@ def _parameters(rows: list[Sequence]) -> dict[str, np.ndarray]:
     def parameter(name: str, dtype: type) -> np.ndarray:
         return np.array([getattr(submit.sampling, name) for submit in submits], dtype)
 
-    return {
-        "seeds": parameter("seed", np.uint64),
-        "choices": np.array([row.choice for row in rows], np.uint16),
-        "temperatures": parameter("temperature", np.float32),
-        "top_ks": parameter("top_k", np.uint32),
-        "top_ps": parameter("top_p", np.float32),
-        "min_ps": parameter("min_p", np.float32),
-        "repetition_penalties": parameter("repetition_penalty", np.float32),
-        "presence_penalties": parameter("presence_penalty", np.float32),
-        "frequency_penalties": parameter("frequency_penalty", np.float32),
-        "prompt_counts": np.array([len(submit.prompt) for submit in submits], np.uint32),
-        "logprobs": np.array([submit.logprobs for submit in submits], np.int32),
-        "min_lens": np.array(min_lens, np.uint32),
-        "past_counts": _lengths(pasts),
-        "bias_counts": _lengths(submit.bias_ids for submit in submits),
-        "stop_counts": _lengths(stops),
-        "past": _flat(pasts, np.int32),
-        "bias_ids": _flat([submit.bias_ids for submit in submits], np.int32),
-        "bias_values": _flat([submit.bias_values for submit in submits], np.float32),
-        "stop_ids": _flat(stops, np.int32),
-    }
+    return FirstRows(
+        starts=np.array(starts, np.uint32),
+        seeds=parameter("seed", np.uint64),
+        choices=np.array([row.choice for row in rows], np.uint16),
+        temperatures=parameter("temperature", np.float32),
+        top_ks=parameter("top_k", np.uint32),
+        top_ps=parameter("top_p", np.float32),
+        min_ps=parameter("min_p", np.float32),
+        repetition_penalties=parameter("repetition_penalty", np.float32),
+        presence_penalties=parameter("presence_penalty", np.float32),
+        frequency_penalties=parameter("frequency_penalty", np.float32),
+        prompt_counts=np.array([len(submit.prompt) for submit in submits], np.uint32),
+        logprobs=np.array([submit.logprobs for submit in submits], np.int32),
+        min_lens=np.array(min_lens, np.uint32),
+        past_counts=_lengths(pasts),
+        bias_counts=_lengths(submit.bias_ids for submit in submits),
+        stop_counts=_lengths(stops),
+        past=_flat(pasts, np.int32),
+        bias_ids=_flat([submit.bias_ids for submit in submits], np.int32),
+        bias_values=_flat([submit.bias_values for submit in submits], np.float32),
+        stop_ids=_flat(stops, np.int32),
+    )
 
 
 def _lengths(arrays: Iterable[np.ndarray]) -> np.ndarray:
@@ -161,6 +161,3 @@ def _lengths(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 def _flat(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype), *arrays])
-
-
-_NO_PARAMETERS = _parameters([])

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 _DIGEST_BYTES = 16
-_PAGE, _SALT = b"page", b"salt"  # what is digested
+_PAGE, _SALT = b"page", b"salt"  # what is digested: one kind's digests are no other's, whatever a client calls its salt
 
 
 class PagePool:
@@ -97,14 +97,20 @@ class PagePool:
 
     def root(self, salt: str) -> bytes:
         """What the digests of a sequence with that salt begin with."""
-        return self._digest(salt.encode(), _SALT) if salt else b""
+        if not salt:
+            return b""
+        hash_ = self._hashes[_SALT].copy()
+        hash_.update(salt.encode())
+        return hash_.digest()
 
     def extend_digests(self, digests: list[bytes], root: bytes, ids: array[int], count: int) -> None:
         """Append to a sequence's page digests until there are `count`, which its ids must fill."""
-        size = self._page_size
+        size, page_hash = self._page_size, self._hashes[_PAGE]
         for i in range(len(digests), count):
-            parent = digests[i - 1] if i else root
-            digests.append(self._digest(parent + ids[i * size : (i + 1) * size].tobytes(), _PAGE))
+            hash_ = page_hash.copy()
+            hash_.update(digests[i - 1] if i else root)
+            hash_.update(ids[i * size : (i + 1) * size])
+            digests.append(hash_.digest())
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
         """The indexed pages of the longest beginning of this chain of digests."""
@@ -147,12 +153,6 @@ class PagePool:
         indexed = {digest: page for page, digest in enumerate(self._digests) if digest is not None}
         assert indexed == self._index, "index and pages disagree"
         assert all(self._digests[page] is not None for page in self._cached), "a cached page is not in the index"
-
-    def _digest(self, content: bytes, kind: bytes) -> bytes:
-        """One kind's digests are no other's, whatever a client calls its salt."""
-        hash_ = self._hashes[kind].copy()
-        hash_.update(content)
-        return hash_.digest()
 
     def _evict(self) -> None:
         digest = self._digests[next(iter(self._cached))]

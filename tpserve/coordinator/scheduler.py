@@ -360,8 +360,8 @@ class Scheduler:
 
     def _turn_away(self) -> None:
         """Slots or pages are wanted: no more than so many requests may wait for them."""
-        reason = f"the queue is full: {self._capacity.max_queue} requests wait in it (--max-queue)"
         for group in self._queue.surplus():
+            reason = f"the queue is full: {self._capacity.max_queue} requests wait in it (--max-queue)"
             self._refuse(group, Refusal.QUEUE_FULL, reason)
 
     def _awaits_leader(self, sequence: Sequence, step: int) -> bool:

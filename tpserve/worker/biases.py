@@ -24,13 +24,15 @@ class Biases:
 
     def admit(self, plan: StepPlan) -> None:
         """Take over what the plan says of the slots that it begins."""
-        if not len(plan.starts):
+        if not len(plan.first_rows):
             return
         slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
-        self._has_bias[slots] = plan.bias_counts > 0
-        self._min_lens[slots] = plan.min_lens
-        self._take_over(self._biases, slots, plan.bias_counts, plan.bias_ids, plan.bias_values)
-        self._take_over(self._banned, slots, plan.stop_counts, plan.stop_ids, np.full(len(plan.stop_ids), -np.inf, np.float32))
+        begun = plan.first_rows
+        self._has_bias[slots] = begun.bias_counts > 0
+        self._min_lens[slots] = begun.min_lens
+        self._take_over(self._biases, slots, begun.bias_counts, begun.bias_ids, begun.bias_values)
+        never = np.full(len(begun.stop_ids), -np.inf, np.float32)
+        self._take_over(self._banned, slots, begun.stop_counts, begun.stop_ids, never)
 
     def apply_(self, logits: Tensor, slots: np.ndarray, positions: np.ndarray) -> None:
         """Change in place: `logits` is float32 (rows, columns), a row for each of the slots, int64 (rows,).

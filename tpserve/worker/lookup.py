@@ -28,9 +28,9 @@ class Lookup:
 
     def admit(self, plan: StepPlan) -> None:
         """Take over the ids of the slots that the plan begins."""
-        slots = plan.slots[(plan.flags & Row.FIRST) != 0]
+        slots, begun = plan.slots[(plan.flags & Row.FIRST) != 0], plan.first_rows
         self._most[slots] = _FIRST_DRAFTS
-        for slot, past in zip(slots.tolist(), parts(plan.past, plan.past_counts)):
+        for slot, past in zip(slots.tolist(), parts(begun.past, begun.past_counts)):
             self._ids[slot, : len(past)] = past
 
     def draft(self, plan: StepPlan, lengths: np.ndarray) -> Drafts:

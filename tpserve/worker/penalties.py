@@ -72,13 +72,15 @@ class Penalties:
 
     def admit(self, plan: StepPlan) -> None:
         """Take over what the plan says of the slots that it begins."""
-        if not len(plan.starts):
+        if not len(plan.first_rows):
             return
         slots = plan.slots[(plan.flags & Row.FIRST) != 0].astype(np.int64)
-        penalties = np.stack((plan.repetition_penalties, plan.presence_penalties, plan.frequency_penalties))
+        begun = plan.first_rows
+        penalties = np.stack((begun.repetition_penalties, begun.presence_penalties, begun.frequency_penalties))
         self._penalties[:, slots] = penalties
         self._has_past[slots] = (penalties != _NEUTRAL).any(axis=0)  # drafts want the past as well
-        for slot, past, prompt_count in zip(slots.tolist(), parts(plan.past, plan.past_counts), plan.prompt_counts.tolist()):
+        pasts = parts(begun.past, begun.past_counts)
+        for slot, past, prompt_count in zip(slots.tolist(), pasts, begun.prompt_counts.tolist()):
             self._pasts.pop(slot, None)
             if self._has_past[slot]:
                 self._pasts[slot] = _Past(self._columns(past[:prompt_count]), self._columns(past[prompt_count:]))

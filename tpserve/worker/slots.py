@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tpserve.kernels.interface import StepTokens
-from tpserve.messages import Row, StepPlan
+from tpserve.messages import FirstRows, Row, StepPlan
 
 
 class Drafts(NamedTuple):
@@ -46,8 +46,8 @@ class Slots:
             counts += drafts.counts
         first = (plan.flags & Row.FIRST) != 0
         # Most steps only decode, within pages that rows have: what there is nothing of costs nothing.
-        if len(plan.starts):
-            self._admit(slots[first], plan)
+        if len(plan.first_rows):
+            self._admit(slots[first], plan.first_rows)
         if len(plan.pages):
             self._append_pages(slots, plan)
         starts = self.lengths[slots]
@@ -88,16 +88,16 @@ class Slots:
         tails: np.ndarray = self.tables[slots[row], last_page[row]] * self.page_size + ends[row] % self.page_size + offset
         return tails
 
-    def _admit(self, slots: np.ndarray, plan: StepPlan) -> None:
-        self.lengths[slots] = plan.starts
+    def _admit(self, slots: np.ndarray, begun: FirstRows) -> None:
+        self.lengths[slots] = begun.starts
         self.page_counts[slots] = 0
-        self.temperatures[slots] = plan.temperatures
-        self.top_ks[slots] = plan.top_ks
-        self.top_ps[slots] = plan.top_ps
-        self.min_ps[slots] = plan.min_ps
-        self.seeds[slots] = plan.seeds
-        self.choices[slots] = plan.choices
-        self.logprobs[slots] = plan.logprobs
+        self.temperatures[slots] = begun.temperatures
+        self.top_ks[slots] = begun.top_ks
+        self.top_ps[slots] = begun.top_ps
+        self.min_ps[slots] = begun.min_ps
+        self.seeds[slots] = begun.seeds
+        self.choices[slots] = begun.choices
+        self.logprobs[slots] = begun.logprobs
 
     def _append_pages(self, slots: np.ndarray, plan: StepPlan) -> None:
         counts = plan.page_counts.astype(np.int64)

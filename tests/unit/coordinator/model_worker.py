@@ -272,16 +272,16 @@ class ModelWorker:
 
     def _advance_slots(self, plan: StepPlan) -> list[tuple[Slot, list[int]]]:
         """Each row's slot with its page table as of this step, and the row's input ids."""
-        first, pages, ids, past, rows = 0, plan.pages.tolist(), plan.ids.tolist(), plan.past.tolist(), []
-        most_drafts = plan.most_drafts.tolist()
-        bias_ids, stop_ids = plan.bias_ids.tolist(), plan.stop_ids.tolist()
+        first, pages, ids, rows = 0, plan.pages.tolist(), plan.ids.tolist(), []
+        begun, most_drafts = plan.first_rows, plan.most_drafts.tolist()
+        past, bias_ids, stop_ids = begun.past.tolist(), begun.bias_ids.tolist(), begun.stop_ids.tolist()
         for r, number in enumerate(plan.slots.tolist()):
             flags, count, page_count = int(plan.flags[r]), int(plan.counts[r]), int(plan.page_counts[r])
             if flags & Row.FIRST:
-                parameters = (plan.choices, plan.seeds, plan.starts, plan.logprobs, plan.min_lens)
-                counts = (plan.past_counts, plan.bias_counts, plan.stop_counts)
+                parameters = (begun.choices, begun.seeds, begun.starts, begun.logprobs, begun.min_lens)
+                counts = (begun.past_counts, begun.bias_counts, begun.stop_counts)
                 past_count, bias_count, stop_count = (int(values[first]) for values in counts)
-                assert bool(past_count) or not plan.presence_penalties[first]
+                assert bool(past_count) or not begun.presence_penalties[first]
                 self.slots[number] = Slot(
                     *(int(values[first]) for values in parameters),
                     stop_ids=stop_ids[:stop_count],
@@ -309,7 +309,7 @@ class ModelWorker:
         assert not bias_ids
         assert not stop_ids
         assert not most_drafts
-        assert first == len(plan.starts)
+        assert first == len(begun)
         return rows
 
     def _write(self, slot: Slot, ids: list[int]) -> set[int]:

@@ -84,7 +84,7 @@ class Simulation:
 
     def _execute(self, plan: StepPlan) -> None:
         flags, slots = plan.flags, plan.slots
-        self._owners.update(zip(slots[flags & Row.FIRST > 0].tolist(), plan.seeds.tolist(), strict=True))
+        self._owners.update(zip(slots[flags & Row.FIRST > 0].tolist(), plan.first_rows.seeds.tolist(), strict=True))
         self._free_s = max(self._free_s, self.now_s)
         self._free_s += self.cost(int(np.count_nonzero(flags & Row.FROM_SLOT)), len(plan.ids))
         numbers = [self._owners[slot] for slot in slots[flags & Row.SAMPLE > 0].tolist()]

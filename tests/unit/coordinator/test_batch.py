@@ -63,4 +63,4 @@ def test_slot_of_a_preempted_choice_is_free_only_when_its_ids_are_in() -> None:
     assert received(answer(made, second, 7, 8))[1] == (4, 0, 8, Finish.NONE)
     made.abort(2, -1)
     again = planned(made)
-    assert (again.ids.tolist()[-2:], again.starts.tolist()) == ([6, 8], [0])
+    assert (again.ids.tolist()[-2:], again.first_rows.starts.tolist()) == ([6, 8], [0])

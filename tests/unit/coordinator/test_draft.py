@@ -12,13 +12,17 @@ def test_parameters_of_a_slot_come_with_its_first_row() -> None:
     full = make_submit(4, [1, 2], stop_ids=(3, 4), bias={0: 2.5, 1: -1.0}, logprobs=2, min_tokens=3)
     made = scheduler(plain, full)
     plan = planned(made)
-    assert plan.logprobs.tolist() == [-1, 2]
-    assert plan.min_lens.tolist() == [0, 5]  # counted from the prompt's end
-    assert (plan.stop_counts.tolist(), plan.stop_ids.tolist()) == ([0, 2], [3, 4])
-    assert (plan.bias_counts.tolist(), plan.bias_ids.tolist(), plan.bias_values.tolist()) == ([0, 2], [0, 1], [2.5, -1.0])
+    assert plan.first_rows.logprobs.tolist() == [-1, 2]
+    assert plan.first_rows.min_lens.tolist() == [0, 5]  # counted from the prompt's end
+    assert (plan.first_rows.stop_counts.tolist(), plan.first_rows.stop_ids.tolist()) == ([0, 2], [3, 4])
+    assert (plan.first_rows.bias_counts.tolist(), plan.first_rows.bias_ids.tolist(), plan.first_rows.bias_values.tolist()) == (
+        [0, 2],
+        [0, 1],
+        [2.5, -1.0],
+    )
     decode = planned(made)
     assert rows(decode) == [(0, 1, DECODE), (1, 1, DECODE)]
-    assert len(decode.logprobs) + len(decode.stop_ids) + len(decode.bias_ids) == 0
+    assert len(decode.first_rows.logprobs) + len(decode.first_rows.stop_ids) + len(decode.first_rows.bias_ids) == 0
 
 
 def test_only_rows_that_sample_under_a_grammar_are_masked() -> None:
@@ -54,7 +58,7 @@ def test_prompt_that_is_scored_uses_no_prefix_but_offers_its_own() -> None:
     first = planned(made)
     made.submit(make_submit(4, prompt, prompt_logprobs=0, choices={0: [], 1: []}))
     scored = planned(made)
-    assert (scored.starts.tolist(), len(scored.targets)) == ([0], 8)
+    assert (scored.first_rows.starts.tolist(), len(scored.targets)) == ([0], 8)
     answer(made, first, 0)
     sibling = planned(made)
-    assert (sibling.starts.tolist(), len(sibling.targets)) == ([8], 0)
+    assert (sibling.first_rows.starts.tolist(), len(sibling.targets)) == ([8], 0)

@@ -13,7 +13,7 @@ def test_prefixes_are_shared_only_between_equal_salts() -> None:
     for request, salt in enumerate(["", "a", "b", "a", "", "b"]):
         made.submit(make_submit(request, prompt, max_tokens=1, cache_salt=salt))
         plan = planned(made)
-        starts += plan.starts.tolist()
+        starts += plan.first_rows.starts.tolist()
         answer(made, plan, 0)
     assert starts == [0, 0, 0, 8, 8, 8]
 
@@ -25,7 +25,7 @@ def test_page_that_generated_ids_complete_is_shared_only_between_equal_salts() -
     starts = []
     for request, salt in ((2, ""), (3, "a")):
         made.submit(make_submit(request, [1, 2, 3, 4, 5], max_tokens=1, cache_salt=salt))
-        starts += planned(made).starts.tolist()
+        starts += planned(made).first_rows.starts.tolist()
     assert starts == [0, 4]
 
 
@@ -36,4 +36,4 @@ def test_salt_cannot_stand_for_a_page_of_ids() -> None:
     answer(made, planned(made), 0)
     salt = b"".join(id_.to_bytes(4, "little") for id_ in page).decode()
     made.submit(make_submit(2, [1, 2, 3, 4, 5], max_tokens=1, cache_salt=salt))
-    assert planned(made).starts.tolist() == [0]
+    assert planned(made).first_rows.starts.tolist() == [0]

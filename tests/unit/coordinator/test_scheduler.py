@@ -21,7 +21,12 @@ def test_prompt_that_fits_the_budget_is_one_row_that_samples() -> None:
     assert rows(plan) == [(0, 5, WHOLE)]
     assert plan.ids.tolist() == [1, 2, 3, 4, 5]
     assert (plan.page_counts.tolist(), len(plan.pages)) == ([2], 2)
-    assert (plan.step, plan.starts.tolist(), plan.seeds.tolist(), plan.choices.tolist()) == (1, [0], [9], [0])
+    assert (plan.step, plan.first_rows.starts.tolist(), plan.first_rows.seeds.tolist(), plan.first_rows.choices.tolist()) == (
+        1,
+        [0],
+        [9],
+        [0],
+    )
 
 
 def test_prompt_over_the_budget_is_computed_in_chunks_and_only_the_last_samples() -> None:
@@ -31,7 +36,7 @@ def test_prompt_over_the_budget_is_computed_in_chunks_and_only_the_last_samples(
     assert len(first.pages) == 10
     second = planned(made)
     assert rows(second) == [(0, 16, 0)]
-    assert (len(second.pages), len(second.starts)) == (0, 0)
+    assert (len(second.pages), len(second.first_rows.starts)) == (0, 0)
     answer(made, first)
     answer(made, second)
     last = planned(made)
@@ -147,7 +152,7 @@ def test_logits_that_are_not_finite_end_that_choice_alone_and_leave_nothing_in_t
     assert received(answer(made, first, -1, 3)) == [(1, 0, -1, Finish.ERROR), (2, 0, 3, Finish.NONE)]
     assert received(answer(made, ghosted, -1, 4)) == [(2, 0, 4, Finish.NONE)]
     made.submit(make_submit(3, [1] * 9))
-    assert planned(made).starts.tolist() == [0]
+    assert planned(made).first_rows.starts.tolist() == [0]
 
 
 @pytest.mark.parametrize(("step", "ids"), [(2, [1]), (0, [1]), (1, []), (1, [1, 2])])
@@ -192,7 +197,7 @@ def test_abort_of_one_choice_leaves_the_others() -> None:
     made = scheduler(make_submit(1, [1, 2], choices={0: [], 1: []}))
     made.abort(1, 0)
     plan = planned(made)
-    assert plan.choices.tolist() == [1]
+    assert plan.first_rows.choices.tolist() == [1]
     assert received(answer(made, plan, 4)) == [(1, 1, 4, Finish.NONE)]
 
 
@@ -209,7 +214,7 @@ def test_resumed_choice_is_prefilled_over_prompt_and_generated_ids_and_counts_fr
     made = scheduler(make_submit(1, [1, 2, 3], max_tokens=4, choices={2: [7, 8, 9]}))
     plan = planned(made)
     assert rows(plan) == [(0, 6, WHOLE)]
-    assert (plan.ids.tolist(), plan.choices.tolist()) == ([1, 2, 3, 7, 8, 9], [2])
+    assert (plan.ids.tolist(), plan.first_rows.choices.tolist()) == ([1, 2, 3, 7, 8, 9], [2])
     assert received(answer(made, plan, 5)) == [(1, 2, 5, Finish.LENGTH)]
 
 
@@ -221,24 +226,24 @@ def test_ids_that_a_worker_may_not_see_come_with_the_first_chunk_of_a_slot_with_
     penalized = make_submit(1, prompt, max_tokens=9, choices={0: [1, 2], 1: []})
     made = scheduler(make_submit(0, prompt), penalized, max_num_batched_tokens=9)
     plain = planned(made)
-    assert (plain.past_counts.tolist(), plain.past.tolist()) == ([0], [])
+    assert (plain.first_rows.past_counts.tolist(), plain.first_rows.past.tolist()) == ([0], [])
     second = planned(made)
-    assert second.starts.tolist() == [8]  # of the prompt it is told the last id alone
-    assert second.past.tolist() == [*prompt, 1, 2]
-    assert (second.past_counts.tolist(), second.prompt_counts.tolist()) == ([11], [9])
+    assert second.first_rows.starts.tolist() == [8]  # of the prompt it is told the last id alone
+    assert second.first_rows.past.tolist() == [*prompt, 1, 2]
+    assert (second.first_rows.past_counts.tolist(), second.first_rows.prompt_counts.tolist()) == ([11], [9])
     answer(made, plain, 5)
     third = planned(made)
-    assert (third.past.tolist(), third.prompt_counts.tolist()) == (prompt, [9])
+    assert (third.first_rows.past.tolist(), third.first_rows.prompt_counts.tolist()) == (prompt, [9])
 
 
 def test_prompt_pages_are_hit_by_the_next_plan_and_not_by_the_same() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     made = scheduler(make_submit(1, prompt), make_submit(2, prompt), max_num_batched_tokens=32)
     first = planned(made)
-    assert first.starts.tolist() == [0, 0]
+    assert first.first_rows.starts.tolist() == [0, 0]
     made.submit(make_submit(3, prompt))
     second = planned(made)
-    assert second.starts.tolist() == [8]
+    assert second.first_rows.starts.tolist() == [8]
     assert second.ids.tolist() == [9]
     assert second.pages.tolist()[:2] == first.pages.tolist()[:2]
     assert answer(made, first, 0, 0).cached.tolist() == [0, 0]
@@ -251,7 +256,7 @@ def test_hit_leaves_the_last_known_id_to_be_computed() -> None:
     answer(made, planned(made), 0)
     made.submit(make_submit(2, [1, 2, 3, 4, 5, 6, 7, 8]))
     plan = planned(made)
-    assert plan.starts.tolist() == [4]
+    assert plan.first_rows.starts.tolist() == [4]
     assert plan.ids.tolist() == [5, 6, 7, 8]
 
 
@@ -260,7 +265,7 @@ def test_pages_of_generated_ids_are_hit_when_they_are_full_and_known() -> None:
     for token in (4, 5, 6):
         answer(made, planned(made), token)
     made.submit(make_submit(2, [1, 2, 3, 4, 5, 6, 7]))
-    assert planned(made).starts.tolist() == [4]
+    assert planned(made).first_rows.starts.tolist() == [4]
 
 
 def test_nothing_is_hit_with_prefix_caching_off() -> None:
@@ -268,7 +273,7 @@ def test_nothing_is_hit_with_prefix_caching_off() -> None:
     made = scheduler(make_submit(1, prompt, max_tokens=1), prefix_caching=False)
     answer(made, planned(made), 0)
     made.submit(make_submit(2, prompt))
-    assert planned(made).starts.tolist() == [0]
+    assert planned(made).first_rows.starts.tolist() == [0]
 
 
 # Several choices
@@ -280,11 +285,11 @@ def test_siblings_share_full_prompt_pages_and_copy_the_partial_one(caching: bool
     prompt = list(range(num_prompt))
     made = scheduler(make_submit(1, prompt, choices={0: [], 1: [], 2: []}), prefix_caching=caching)
     first = planned(made)
-    assert first.choices.tolist() == [0]
+    assert first.first_rows.choices.tolist() == [0]
     second = planned(made)
     assert rows(second) == [(0, 1, DECODE), (1, 1, WHOLE), (2, 1, WHOLE)]
     assert second.ids.tolist() == [num_prompt - 1] * 2
-    assert second.starts.tolist() == [num_prompt - 1] * 2
+    assert second.first_rows.starts.tolist() == [num_prompt - 1] * 2
     appended = int(second.page_counts[0])
     table, tables = first.pages.tolist(), np.split(second.pages[appended:], 2)
     assert all(other.tolist()[:num_shared] == table[:num_shared] for other in tables)
@@ -309,14 +314,14 @@ def test_sibling_whose_leader_is_gone_is_computed_by_itself() -> None:
     made.abort(1, 0)
     plan = planned(made)
     assert rows(plan) == [(0, 16, Row.FIRST)]
-    assert (plan.choices.tolist(), plan.copy_from.tolist()) == ([1], [])
+    assert (plan.first_rows.choices.tolist(), plan.copy_from.tolist()) == ([1], [])
 
 
 def test_resumed_sibling_computes_its_generated_ids_only() -> None:
     made = scheduler(make_submit(1, [1, 2, 3, 4, 5, 6], choices={0: [7], 1: [8, 9]}), prefix_caching=False)
     planned(made)
     plan = planned(made)
-    assert plan.starts.tolist() == [6]
+    assert plan.first_rows.starts.tolist() == [6]
     assert plan.ids.tolist() == [8, 9]
     assert len(plan.copy_from) == 1
 
@@ -394,7 +399,7 @@ def test_preempted_sequence_hits_its_own_pages_in_the_prefix_cache() -> None:
     starts = []
     while not everything.scheduler.idle:
         while plan := everything.plan():
-            starts += plan.starts.tolist()
+            starts += plan.first_rows.starts.tolist()
         everything.answer()
     assert starts == [0, 0, 12]
     stats = everything.scheduler.stats

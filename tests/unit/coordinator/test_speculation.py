@@ -77,7 +77,7 @@ def test_answer_pauses_while_all_it_may_have_is_planned() -> None:
 def test_choices_with_logprobs_or_a_grammar_have_no_drafts(more: dict[str, object]) -> None:
     made = scheduler(make_submit(2, [1], 40, **more), make_submit(4, [1], 40), speculative=True)
     first = planned(made)
-    assert first.past_counts.tolist() == [0, 1]
+    assert first.first_rows.past_counts.tolist() == [0, 1]
     made.masks()
     made.result(result_of(first.step, 1, 1))
     plan = planned(made)
