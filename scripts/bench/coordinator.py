@@ -23,7 +23,7 @@ import zmq
 
 from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.scheduler import Scheduler
-from tpserve.messages import NO_SCORES, Row, Sampling, StepPlan, StepResult, Submit, decode, encode
+from tpserve.messages import NO_SCORES, STEP_PARTS, Row, Sampling, StepPlan, StepResult, Submit, decode, encode
 
 VOCABULARY = 49152
 PAGE_SIZE = 16
@@ -130,7 +130,10 @@ def result_of(plan: StepPlan) -> bytes:
     samples = int(np.count_nonzero(plan.flags & Row.SAMPLE))
     ids = np.arange(plan.step, plan.step + samples, dtype=np.int32) % 40000 + 100
     return encode(
-        StepResult(plan.step, ids, np.empty(0, np.uint8), 0, NO_SCORES, NO_SCORES, np.zeros(5, np.float32), 61, 1), EPOCH
+        StepResult(
+            plan.step, ids, np.empty(0, np.uint8), 0, NO_SCORES, NO_SCORES, np.zeros(len(STEP_PARTS), np.float32), 61, 1
+        ),
+        EPOCH,
     )
 
 

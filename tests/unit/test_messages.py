@@ -15,6 +15,7 @@ from tpserve.messages import (
     MESSAGES,
     NO_FIRST_ROWS,
     NO_SCORES,
+    STEP_PARTS,
     Abort,
     FirstRows,
     Row,
@@ -106,7 +107,9 @@ def test_decode_of_a_changed_message_is_refused(change: Any) -> None:
 
 
 def test_decode_of_an_array_with_a_torn_element_is_refused() -> None:
-    torn = parts(StepResult(1, np.zeros(2, "<i4"), np.empty(0, "<u1"), 0, NO_SCORES, NO_SCORES, np.zeros(5, "<f4"), 0, 0))
+    torn = parts(
+        StepResult(1, np.zeros(2, "<i4"), np.empty(0, "<u1"), 0, NO_SCORES, NO_SCORES, np.zeros(len(STEP_PARTS), "<f4"), 0, 0)
+    )
     torn[3] = torn[3][:-1]
     with pytest.raises(MessageError, match=r"StepResult\.ids"):
         decode(msgpack.packb(torn))
@@ -137,7 +140,7 @@ def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused(change: d
 def test_a_nested_message_of_empty_arrays_takes_a_byte_and_comes_back_as_the_same_one() -> None:
     for scores in (NO_SCORES, Scores(np.empty(0, "<u2"), np.empty(0, "<i4"), np.empty(0, "<f4"))):
         ids = np.zeros(2, "<i4")
-        result = StepResult(1, ids, np.empty(0, "<u1"), 0, scores, scores, np.zeros(5, "<f4"), 0, 0)
+        result = StepResult(1, ids, np.empty(0, "<u1"), 0, scores, scores, np.zeros(len(STEP_PARTS), "<f4"), 0, 0)
         assert parts(result)[6:8] == [[], []]
         _, back = decode(encode(result, 1))
         assert isinstance(back, StepResult)

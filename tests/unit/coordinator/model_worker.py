@@ -19,6 +19,7 @@ from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.scheduler import Scheduler
 from tpserve.memory import pages_for
 from tpserve.messages import (
+    STEP_PARTS,
     Finish,
     PromptScores,
     Refusal,
@@ -249,7 +250,7 @@ class ModelWorker:
         scores = scores if any(scores) else []
         return StepResult(
             plan.step, np.array(ids, np.int32), np.array(counts, np.uint8), drafted, packed(scores), packed(targets),
-            np.zeros(5, np.float32), 0, 0,
+            np.zeros(len(STEP_PARTS), np.float32), 0, 0,
         )  # fmt: skip
 
     def _targets(self, plan: StepPlan, rows: list[tuple[Slot, list[int]]]) -> list[Entries]:

@@ -9,7 +9,7 @@ import numpy as np
 from tests.unit.coordinator.model_worker import matchers_of
 from tpserve.coordinator.capacity import Capacity
 from tpserve.coordinator.scheduler import Scheduler
-from tpserve.messages import NO_SCORES, Row, Scores, StepPlan, StepResult, Submit, Tokens
+from tpserve.messages import NO_SCORES, STEP_PARTS, Row, Scores, StepPlan, StepResult, Submit, Tokens
 
 VOCAB = 32  # one word of a mask
 DECODE = Row.SAMPLE | Row.FROM_SLOT
@@ -58,7 +58,15 @@ def answer(made: Scheduler, plan: StepPlan, *ids: int) -> Tokens:
 
 def result_of(step: int, *ids: int, scores: Scores = NO_SCORES, target_scores: Scores = NO_SCORES) -> StepResult:
     return StepResult(
-        step, np.array(ids, np.int32), np.empty(0, np.uint8), 0, scores, target_scores, np.zeros(5, np.float32), 0, 0
+        step,
+        np.array(ids, np.int32),
+        np.empty(0, np.uint8),
+        0,
+        scores,
+        target_scores,
+        np.zeros(len(STEP_PARTS), np.float32),
+        0,
+        0,
     )
 
 

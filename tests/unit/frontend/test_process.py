@@ -24,6 +24,7 @@ from tpserve.child import Charge
 from tpserve.deployment import Deployment
 from tpserve.messages import (
     NO_SCORES,
+    STEP_PARTS,
     Drained,
     Failure,
     Finish,
@@ -110,7 +111,7 @@ class Launcher:
     def sends_token(self, submit: Submit, finish: Finish) -> None:
         values = (submit.request, "<u8"), (0, "<u2"), (70, "<i4"), (finish, "<u1"), (0, "<u4")
         row = [np.array([value], dtype) for value, dtype in values]
-        self.requests.send(encode(Tokens(1, *row, NO_SCORES, np.zeros(5, "<f4"), np.zeros(0, "<f4")), EPOCH))
+        self.requests.send(encode(Tokens(1, *row, NO_SCORES, np.zeros(len(STEP_PARTS), "<f4"), np.zeros(0, "<f4")), EPOCH))
 
     def streams(self) -> tuple[threading.Thread, list[str]]:
         """A stream that a thread reads to its end."""
