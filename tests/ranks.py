@@ -133,6 +133,16 @@ def reduce(member: _Member, parts: Sequence[np.ndarray]) -> np.ndarray:
     return x.numpy()
 
 
+def pinned_reduce_many(member: _Member, count: int, seed: int, cores: Sequence[int]) -> list[float]:
+    """`reduce_many` on a core of its own."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cores[member.rank]})
+    try:
+        return reduce_many(member, count, seed)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def gather(member: _Member, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The parts, by all_gather."""
     return member.collectives.all_gather(torch.from_numpy(parts[member.rank].copy())).numpy()

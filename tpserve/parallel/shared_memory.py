@@ -23,12 +23,14 @@ from torch import Tensor
 
 from tpserve.parallel.collectives import Counted, RankMissing
 from tpserve.parallel.segment import Segment
+from tpserve.parallel.yields import Yields
 
 # A rank is usually late by less than a time slice. First look often; then let others have the core between looks,
 # which costs little when nobody wants it; a rank that is later than that is busy with something long.
 _SPINS = 300  # about 20 us
 _YIELD_S = 0.02
 _SLEEP_S = 0.0002
+_NAP_S = 0.00005  # where yields are dear
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class SharedMemory(Counted):
         self._flags = segment.flags
         self._limit_s = limit_s
         self._sequence = 0
+        self._yields = Yields()
         data = torch.frombuffer(segment.data, dtype=torch.uint8)
         self._slots = tuple(data[segment.slots(parity)].view(size, -1) for parity in (0, 1))
         self._views = functools.lru_cache(maxsize=1024)(self._make_views)  # shapes come back: batches of few sizes
@@ -88,16 +91,20 @@ class SharedMemory(Counted):
         for _ in range(_SPINS):
             if flag[0] >= sequence:
                 return
-        begin = time.monotonic()
+        begin = now = time.monotonic()
         while flag[0] < sequence:
-            waited_s = time.monotonic() - begin
+            waited_s = now - begin
             if waited_s > self._limit_s:
                 missing = [rank for rank, reached in enumerate(self._flags) if reached[0] < sequence]
                 raise RankMissing(missing, sequence, self._limit_s)
-            if waited_s < _YIELD_S:
-                os.sched_yield()
-            else:
+            if waited_s > _YIELD_S:
                 time.sleep(_SLEEP_S)
+            elif self._yields.are_dear(now):
+                time.sleep(_NAP_S)
+            else:
+                os.sched_yield()
+                self._yields.took(now, time.monotonic())
+            now = time.monotonic()
 
     def _make_views(self, shape: torch.Size, dtype: torch.dtype) -> tuple[_Views, _Views]:
         even, odd = (self._see(slots, shape, dtype) for slots in self._slots)

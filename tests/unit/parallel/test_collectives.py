@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -91,6 +95,28 @@ def test_all_reduce_many_in_a_row_never_mixes_calls(ranks: Ranks, kind: Kind, si
         x = rng.standard_normal((size, 3 + 500 * (turn % 2))).astype(np.float32)
         expected.append(float(in_rank_order(x)[-1]))
     assert ranks.run(jobs.reduce_many, count, 9) == [expected] * size
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_all_reduce_loses_no_time_slice_at_each_wait_to_who_computes_beside_it(ranks: Ranks, kind: Kind) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("two cores are wanted")
+    ranks.open(2, kind, capacity_bytes=CAPACITY)
+    ranks.run(jobs.pinned_reduce_many, 100, 9, cores)
+    spin = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", spin, str(core)], stdout=subprocess.PIPE) for core in cores]
+    try:
+        for hog in hogs:
+            assert hog.stdout is not None
+            hog.stdout.readline()
+        began = time.monotonic()
+        ranks.run(jobs.pinned_reduce_many, 4000, 9, cores)
+        assert time.monotonic() - began < 8  # a slice of 4 ms each would be 16 s
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.communicate()
 
 
 @pytest.mark.parametrize(

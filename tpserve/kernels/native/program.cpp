@@ -6,8 +6,16 @@
 
 namespace {
 
+template <class Args> const Args& as(const void* args) { return *static_cast<const Args*>(args); }
+
+Part part_of(OpCode code) {
+  return code == OP_LINEAR ? PART_LINEAR : code == OP_ATTENTION ? PART_ATTENTION : PART_ROWS;
+}
+
+}  // namespace
+
 // Adds the time since the last mark to a part. Only thread 0 keeps time.
-class Clock {
+class Program::Clock {
  public:
   Clock(double* seconds, Share share) : seconds_(share.thread == 0 ? seconds : nullptr), last_(seconds_ ? now_ns() : 0) {}
   void mark(Part part) {
@@ -22,16 +30,8 @@ class Clock {
   long last_;
 };
 
-template <class Args> const Args& as(const void* args) { return *static_cast<const Args*>(args); }
-
-Part part_of(OpCode code) {
-  return code == OP_LINEAR ? PART_LINEAR : code == OP_ATTENTION ? PART_ATTENTION : PART_ROWS;
-}
-
-}  // namespace
-
 bool Program::run(const Step& step, double* seconds) {
-  Run run = {this, &step, seconds, {false}};
+  Run run = {this, &step, seconds, false};
   team_.run(work, &run);
   return !run.failed;
 }
@@ -41,8 +41,8 @@ void Program::work(void* of, Share share) {
   Program& program = *run.program;
   const Step& step = *run.step;
   const Kernels& kernels = program.kernels_;
+  Clock clock(run.seconds, share);
   for (const Op& op : program.ops_) {
-    Clock clock(run.seconds, share);
     switch (op.code) {
       case OP_EMBED: kernels.embed(as<EmbedArgs>(op.args), step, share); break;
       case OP_TURNS: kernels.turns(as<TurnsArgs>(op.args), step, share); break;
@@ -59,20 +59,25 @@ void Program::work(void* of, Share share) {
         break;
       }
       case OP_REDUCE:
-        if (!program.reduce(as<ReduceArgs>(op.args), step, share, run.seconds)) run.failed = true;
-        program.team_.barrier();
+        program.reduce(as<ReduceArgs>(op.args), run, share, clock);
         if (run.failed) return;
         continue;
     }
     clock.mark(part_of(op.code));
-    program.team_.barrier();
+    program.meet(clock);
   }
 }
 
-bool Program::reduce(const ReduceArgs& a, const Step& step, Share share, double* seconds) {
-  for (int from = 0; from < step.tokens; from += a.lines) {
-    Clock clock(seconds, share);
-    int lines = step.tokens - from < a.lines ? step.tokens - from : a.lines;
+void Program::meet(Clock& clock) {
+  if (team_.size() == 1) return;
+  team_.barrier();
+  clock.mark(PART_WAIT);
+}
+
+void Program::reduce(const ReduceArgs& a, Run& run, Share share, Clock& clock) {
+  int tokens = run.step->tokens;
+  for (int from = 0; from < tokens; from += a.lines) {
+    int lines = tokens - from < a.lines ? tokens - from : a.lines;
     void* partial = group_ ? next_slot(*group_) : reinterpret_cast<uint8_t*>(a.partial);
     for (const LinearArgs* product : {a.first, a.second}) {
       if (!product) continue;
@@ -82,18 +87,22 @@ bool Program::reduce(const ReduceArgs& a, const Step& step, Share share, double*
     }
     if (!a.first && share.thread == 0) memset(partial, 0, size_t(lines) * a.hidden * sizeof(float));
     clock.mark(PART_LINEAR);
-    team_.barrier();
+    meet(clock);
     if (group_) {
-      if (share.thread == 0) arrive(*group_);
-      team_.barrier();
-      if (!all_arrived(*group_)) return false;
+      // One thread says for all whether the others came in time: they must leave the program at the same place.
+      if (share.thread == 0) {
+        arrive(*group_);
+        run.failed = !all_arrived(*group_);
+        clock.mark(PART_WAIT);
+      }
+      meet(clock);
+      if (run.failed) return;
     }
-    clock.mark(PART_WAIT);
     finish_lines(a, from, lines, share);
     clock.mark(PART_TRANSFER);
-    if (!group_) team_.barrier();  // `partial` is written again; slots are used in turn
+    if (!group_) meet(clock);  // `partial` is written again; slots are used in turn
   }
-  return true;
+  if (group_) meet(clock);
 }
 
 void Program::finish_lines(const ReduceArgs& a, int from, int lines, Share share) {

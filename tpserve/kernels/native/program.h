@@ -59,10 +59,12 @@ class Program {
 
  private:
   struct Op { OpCode code; const void* args; };
-  struct Run { Program* program; const Step* step; double* seconds; std::atomic<bool> failed; };
+  struct Run { Program* program; const Step* step; double* seconds; bool failed; };  // `failed` is thread 0's to write
+  class Clock;
 
   static void work(void* run, Share share);
-  bool reduce(const ReduceArgs&, const Step&, Share, double* seconds);
+  void reduce(const ReduceArgs&, Run&, Share, Clock&);
+  void meet(Clock&);  // all threads of the team
   void finish_lines(const ReduceArgs&, int from, int lines, Share);
 
   const Kernels& kernels_;
