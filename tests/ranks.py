@@ -134,7 +134,7 @@ def reduce(member: _Member, parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def pinned_reduce_many(member: _Member, count: int, seed: int, cores: Sequence[int]) -> list[float]:
-    """`reduce_many` on a core of its own."""
+    """`reduce_many`, pinned to one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cores[member.rank]})
     try:

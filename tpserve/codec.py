@@ -113,17 +113,16 @@ def _codec(annotation: Any) -> tuple[_Convert, _Convert]:
 
 
 def _nested(kind: type) -> tuple[_Convert, _Convert]:
-    """A message within another; one of nothing but empty arrays, as most are, takes no time and no more than a byte."""
-    names = tuple(name for name, _, _ in _fields(kind))
-    nothing = empty(kind) if all(get_args(hint)[:1] == (np.ndarray,) for hint in _hints(kind).values()) else None
+    """A message within another. That of nothing but empty arrays, which most are, takes a byte and little time."""
+    if any(get_args(hint)[:1] != (np.ndarray,) for hint in _hints(kind).values()):
+        return (lambda x: _pack(kind, x)), (lambda x: _unpack(kind, _exactly(list, x)))
+    nothing = empty(kind)
 
     def put(message: Any) -> list[Any]:
-        if message is nothing or (nothing is not None and not any(map(len, _getter(names)(message)))):
-            return []
-        return _pack(kind, message)
+        return [] if message is nothing else _pack(kind, message)
 
     def get(value: Any) -> Any:
-        return nothing if value == [] and nothing is not None else _unpack(kind, _exactly(list, value))
+        return nothing if value == [] else _unpack(kind, _exactly(list, value))
 
     return put, get
 

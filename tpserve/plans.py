@@ -75,6 +75,7 @@ class StepPlan:
 
     A row advances one slot by `counts` tokens. `page_counts[r]` of the ids in `pages` (flat, in row order) are appended to the
     slot's page table before the step. `ids` (flat, in row order) holds the input ids of the rows that are not FROM_SLOT.
+    `first_rows` is about the FIRST rows.
 
     `target_counts` and `target_tops` have one entry per SCORE row: the first so many of the row's tokens have the next ids in
     `targets` (flat, in row order), whose logprobs are wanted beside those of so many likeliest ids. Pages `copy_to` are
@@ -105,8 +106,8 @@ class StepPlan:
         same_length(self, "copy_from", "copy_to")
         adds_up(self, target_counts="targets")
         there = (len(self.first_rows), len(self.target_counts), len(self.most_drafts), len(self.pages), len(self.ids))
-        if self._wanted() != there:
-            raise MessageError(f"StepPlan: rows want {self._wanted()} first rows, targets, drafts, pages and ids, not {there}")
+        if (wanted := self._wanted()) != there:
+            raise MessageError(f"StepPlan: rows want {wanted} first rows, targets, drafts, pages and ids, not {there}")
 
     def _wanted(self) -> tuple[int, ...]:
         """How much the rows make of what is not parallel to them."""

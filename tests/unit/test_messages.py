@@ -137,14 +137,31 @@ def test_encode_of_a_value_out_of_range_or_of_another_dtype_is_refused(change: d
         encode(replace(a_submit(), **change), 1)
 
 
-def test_a_nested_message_of_empty_arrays_takes_a_byte_and_comes_back_as_the_same_one() -> None:
-    for scores in (NO_SCORES, Scores(np.empty(0, "<u2"), np.empty(0, "<i4"), np.empty(0, "<f4"))):
-        ids = np.zeros(2, "<i4")
-        result = StepResult(1, ids, np.empty(0, "<u1"), 0, scores, scores, np.zeros(len(STEP_PARTS), "<f4"), 0, 0)
-        assert parts(result)[6:8] == [[], []]
-        _, back = decode(encode(result, 1))
-        assert isinstance(back, StepResult)
-        assert back.scores is back.target_scores is NO_SCORES
+def test_the_empty_nested_message_takes_a_byte_and_comes_back_as_itself() -> None:
+    ids, no_counts, seconds = np.zeros(2, "<i4"), np.empty(0, "<u1"), np.zeros(len(STEP_PARTS), "<f4")
+    made = encode(StepResult(1, ids, no_counts, 0, NO_SCORES, NO_SCORES, seconds, 0, 0), 1)
+    assert msgpack.unpackb(made)[6:8] == [[], []]
+    _, back = decode(made)
+    assert isinstance(back, StepResult)
+    assert back.scores is back.target_scores is NO_SCORES
+
+
+@pytest.mark.parametrize("nothing", [[], None, b""])
+def test_a_nested_message_with_other_fields_than_arrays_is_never_empty(nothing: Any) -> None:
+    unpacked = parts(a_submit())
+    place = 2 + [field.name for field in fields(Submit)].index("sampling")
+    unpacked[place] = nothing
+    with pytest.raises(MessageError):
+        decode(msgpack.packb(unpacked))
+    with pytest.raises((MessageError, AttributeError)):
+        encode(replace(a_submit(), sampling=None), 1)  # type: ignore[arg-type]
+
+
+def test_a_plan_that_begins_slots_without_saying_what_is_in_them_is_refused() -> None:
+    unpacked = parts(plan(7, [dict(slot=1, count=2, flags=Row.FIRST, ids=[4, 5], pages=[9])]))
+    unpacked[2 + [field.name for field in fields(StepPlan)].index("first_rows")] = []
+    with pytest.raises(MessageError, match="first rows"):
+        decode(msgpack.packb(unpacked))
 
 
 def test_encode_of_what_is_no_message_is_refused() -> None:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.utils import floatToGoString
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tpserve.messages import STEP_PARTS, Stats, Tokens
 
 _WAITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _LATENCIES_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600, 1200)
-_STEP_S = np.array((0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5))
+_STEP_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second sample per counter, of use to nobody here
 
@@ -45,8 +43,15 @@ class Metrics:
         labels = ["model_name", "finish_reason"]
         ends = Counter("tpserve_requests", "Choices that ended, by reason.", labels, registry=self.registry)
         self._ends = {reason: ends.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
-        self._steps = StepCollector(model)
-        self.registry.register(self._steps)
+        labels = ["model_name", "part"]
+        parts = Histogram(
+            "tpserve_step_seconds",
+            "Rank 0's time in steps; `wait` is for its other threads and the other ranks.",
+            labels,
+            registry=self.registry,
+            buckets=_STEP_S,
+        )
+        self._parts = [parts.labels(model, part) for part in STEP_PARTS]
 
     def text(self) -> bytes:
         """The exposition format."""
@@ -70,38 +75,14 @@ class Metrics:
     def step(self, tokens: Tokens, generated: int) -> None:
         """A step's results came, with so many tokens for open choices."""
         self._generated.inc(generated)
-        self._steps.observe(tokens.seconds)
+        for part, seconds in zip(self._parts, tokens.seconds.tolist()):
+            part.observe(seconds)
         for seconds in tokens.waits.tolist():
             self._wait.observe(seconds)
 
     def engine(self, stats: Stats) -> None:
         """The engine's latest counts."""
         self._engine.stats = stats
-
-
-class StepCollector:
-    """Rank 0's time in steps. One operation counts all parts of a step: a histogram of the library's for each took ten times
-    as long, in every step.
-    """
-
-    def __init__(self, model: str):
-        self._model = model
-        self._parts = np.arange(len(STEP_PARTS))
-        self._counts = np.zeros((len(STEP_PARTS), len(_STEP_S) + 1), np.int64)
-        self._sums = np.zeros(len(STEP_PARTS))
-
-    def observe(self, seconds: np.ndarray) -> None:
-        """A step took so long in each of `STEP_PARTS`."""
-        self._counts[self._parts, np.searchsorted(_STEP_S, seconds)] += 1  # the first bucket whose bound is not below
-        self._sums += seconds
-
-    def collect(self) -> Iterator[Metric]:
-        """One family; prometheus_client calls this."""
-        family = HistogramMetricFamily("tpserve_step_seconds", "Rank 0's time in steps.", labels=["model_name", "part"])
-        bounds = [*map(floatToGoString, _STEP_S), "+Inf"]
-        for part, counts, total in zip(STEP_PARTS, self._counts.cumsum(axis=1).tolist(), self._sums.tolist()):
-            family.add_metric([self._model, part], list(zip(bounds, counts)), total)
-        yield family
 
 
 class EngineCollector:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SHORT_S = 0.002  # few of our own processes need a core for longer
+_SHORT_S = 0.001  # our own processes seldom need a core for longer, unless ranks share it
 _WINDOW_S = 0.05
 _MOST_LOST_S = 0.015  # within a window
 _DEAR_S = 0.2
@@ -31,4 +31,4 @@ class Yields:
             self._began_s, self._lost_s = from_s, 0.0
         self._lost_s += to_s - from_s
         if self._lost_s > _MOST_LOST_S:
-            self._dear_until_s, self._lost_s = to_s + _DEAR_S, 0.0
+            self._dear_until_s = to_s + _DEAR_S

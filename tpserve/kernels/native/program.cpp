@@ -69,7 +69,7 @@ void Program::work(void* of, Share share) {
 }
 
 void Program::meet(Clock& clock) {
-  if (team_.size() == 1) return;
+  if (team_.size() == 1) return;  // not even the time is asked for
   team_.barrier();
   clock.mark(PART_WAIT);
 }

@@ -19,26 +19,28 @@ inline long now_ns() {
 
 // A yield hands the core to who else wants it. If that is a process that computes without end, it is for a whole time slice, at
 // every wait anew (and from 6.18 on, Linux takes the rest of one's own for it); a sleeper gets the core back when it wakes. So a
-// thread that loses much time by yields sleeps at its waits for a while.
+// thread that loses much time by yields sleeps at its waits for a while. The rule of `tpserve/parallel/yields.py`.
 class Yields {
  public:
   bool are_dear(long now) const { return now < dear_until_; }
   void took(long from, long to) {
-    if (to - from < 2000000) return;  // as long as that, few of our own processes need the core
-    if (from - began_ > 50000000) began_ = from, lost_ = 0;
+    constexpr long short_ns = 1000000, window_ns = 50000000, most_lost_ns = 15000000, dear_ns = 200000000;
+    if (to - from < short_ns) return;
+    if (from - began_ > window_ns) began_ = from, lost_ = 0;
     lost_ += to - from;
-    if (lost_ > 15000000) dear_until_ = to + 200000000, lost_ = 0;
+    if (lost_ > most_lost_ns) dear_until_ = to + dear_ns;
   }
 
  private:
   long began_ = 0, lost_ = 0, dear_until_ = 0;
 };
 
-inline thread_local Yields yields;
+inline thread_local Yields this_threads_yields;
 
 // Waits until `done()`; false if that takes longer than `limit_ns`.
 template <class Done> bool wait_until(Done done, long limit_ns) {
   constexpr int looks = 200;
+  constexpr long late_ns = 20000000, sleep_ns = 200000, nap_ns = 50000;  // Linux makes a nap about twice as long
   for (int i = 0; i < looks; i++) {
     if (done()) return true;
     relax();
@@ -46,15 +48,15 @@ template <class Done> bool wait_until(Done done, long limit_ns) {
   long began = now_ns(), now = began;
   while (!done()) {
     if (now - began > limit_ns) return false;
-    bool is_late = now - began > 20000000;  // busy with something long
-    if (is_late || yields.are_dear(now)) {
-      timespec nap = {0, is_late ? 200000 : 50000};
+    bool is_late = now - began > late_ns;  // who is as late as that is busy with something long
+    if (is_late || this_threads_yields.are_dear(now)) {
+      timespec nap = {0, is_late ? sleep_ns : nap_ns};
       nanosleep(&nap, nullptr);
       now = now_ns();
     } else {
       sched_yield();
       long after = now_ns();
-      yields.took(now, after);
+      this_threads_yields.took(now, after);
       now = after;
     }
   }

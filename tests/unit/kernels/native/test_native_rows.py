@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +14,8 @@ from tpserve.kernels.interface import KINDS
 from tpserve.kernels.native import abi
 from tpserve.kernels.native.abi import Dtype, NormKind, Op
 from tpserve.kernels.native.library import Library, Program, Team
+from tpserve.parallel import segment
+from tpserve.parallel.shared_memory_native import NativeSharedMemory
 
 DTYPES = {torch.float32: Dtype.F32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.F16}
 # One rounding of the result; sums of squares in another order change the last bits of float32.
@@ -112,3 +116,33 @@ def test_team_of_many_threads_runs_many_programs(lib: Library) -> None:
         assert program.run(abi.Step(tokens=3), (ctypes.c_double * len(KINDS))())
         assert all(torch.equal(out, outs[0]) for out in outs)
         torch.testing.assert_close(outs[0].double(), normed(x, weight, None, NormKind.RMS), rtol=1e-5, atol=1e-5)
+
+
+def test_program_ends_in_all_threads_when_another_rank_does_not_arrive(lib: Library) -> None:
+    hidden, tokens = 32, 5
+    fd = segment.create(2, 1 << 12)
+    ranks = NativeSharedMemory(0, 2, fd, limit_s=0.05)  # keeps the memory
+    os.close(fd)
+    x, partial = torch.randn(tokens, hidden), torch.zeros(2, hidden)
+    args = abi.ReduceArgs(None, None, None, None, None, x.data_ptr(), partial.data_ptr(), hidden, x.stride(0), 2)
+    program = Program(lib, Team(lib, [0] * 3), ranks.group)
+    for _ in range(3):
+        program.add(Op.REDUCE, args)
+    before = x.clone()
+    for run_number in (1, 2, 3):
+        assert not program.run(abi.Step(tokens=tokens), (ctypes.c_double * len(KINDS))())
+        assert ranks.group.sequence == run_number, "the program ends at the first meeting"
+    assert torch.equal(x, before)
+
+
+def test_waiting_for_threads_is_counted_as_waiting(lib: Library) -> None:
+    x, weight, out = torch.randn(64, 512), torch.ones(512), torch.zeros(64, 512)
+    program = Program(lib, Team(lib, [0] * 2), None)  # which have one core to share
+    for _ in range(100):
+        program.add(Op.NORM, norm_args(x, out, weight, None, NormKind.RMS, 512))
+    seconds = (ctypes.c_double * len(KINDS))()
+    began = time.perf_counter()
+    assert program.run(abi.Step(tokens=64), seconds)
+    took_s, spent = time.perf_counter() - began, dict(zip(KINDS, seconds))
+    assert spent["wait"] > 0
+    assert 0.5 * took_s < spent["rows"] + spent["wait"] <= took_s
