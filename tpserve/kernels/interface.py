@@ -65,13 +65,8 @@ class StepTokens:
 Forward = Callable[[StepTokens, Tensor], Tensor]  # of the step's tokens and the last ids of slots: final hidden states
 
 
-KINDS = (
-    "linear",
-    "attention",
-    "rows",
-    "wait",
-    "transfer",
-)  # of kernels; `wait` is for other threads and ranks, `transfer` the rest of collectives
+# Of kernels. `wait` is for other threads and ranks, `transfer` the rest of collectives.
+KINDS = ("linear", "attention", "rows", "wait", "transfer")
 
 
 class Kernels(ABC):
