@@ -229,7 +229,10 @@ def test_killed_process_is_the_exception_of_all_calls_and_later_ones(
 @pytest.mark.slow
 def test_closed_standard_streams_harm_nothing(run: Callable[..., Program], runtime: Path, tmp_path: Path) -> None:
     answer = tmp_path / "answer"
-    source = f"open({str(answer)!r}, 'w').write(str(len(llm.generate('abc')[0].outputs[0].token_ids)))\n"
+    source = (
+        "params = SamplingParams(max_tokens=16, ignore_eos=True)\n"
+        f"open({str(answer)!r}, 'w').write(str(len(llm.generate('abc', params)[0].outputs[0].token_ids)))\n"
+    )
     program = run(source, redirect="1>&- 2>&-")
     assert program.ends() == 0
     assert answer.read_text() == "16"
