@@ -142,7 +142,8 @@ def test_waiting_for_threads_is_counted_as_waiting(lib: Library) -> None:
         program.add(Op.NORM, norm_args(x, out, weight, None, NormKind.RMS, 512))
     seconds = (ctypes.c_double * len(KINDS))()
     began = time.perf_counter()
-    assert program.run(abi.Step(tokens=64), seconds)
+    for _ in range(50):  # so that what others take of the core at a run's end is little beside the rest
+        assert program.run(abi.Step(tokens=64), seconds)
     took_s, spent = time.perf_counter() - began, dict(zip(KINDS, seconds))
     assert spent["wait"] > 0
     assert 0.5 * took_s < spent["rows"] + spent["wait"] <= took_s
